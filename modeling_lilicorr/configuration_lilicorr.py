@@ -1,0 +1,247 @@
+"""Configuration of a LiLiCorr drafter: a DFlash backbone plus the head that picks a path through its candidates."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+FORMAT_VERSION = 1
+HEAD_TYPES = ("none", "lilicorr")
+
+LILICORR_HEAD_KEYS = (
+    "num_candidates",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "intermediate_size",
+    "factor_dim",
+    "logit_scale",
+    "vector_eps",
+)
+
+
+def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
+    """The decoder layers whose outputs a drafter reads: evenly spread over layers 1 … L-3, `[L // 2]` for one tap."""
+    if num_taps == 1:
+        return [num_target_layers // 2]
+    span = num_target_layers - 4
+    return [round(1 + i * span / (num_taps - 1)) for i in range(num_taps)]
+
+
+def default_head_config(head_type: str, hidden_size: int) -> dict[str, Any]:
+    """Head settings of the paper's Table 4 (K 8, scale 8, two layers), narrower than 1024 for narrow targets."""
+    if head_type != "lilicorr":
+        return {}
+    width = min(1024, max(64, hidden_size // 2 // 64 * 64))
+    return {
+        "num_candidates": 8,
+        "hidden_size": width,
+        "num_layers": 2,
+        "num_heads": max(2, min(8, width // 64)),
+        "intermediate_size": 2 * width,
+        "factor_dim": width,
+        "logit_scale": 8.0,
+        "vector_eps": 1e-6,
+    }
+
+
+class LiLiCorrConfig(PreTrainedConfig):
+    r"""Shape of a drafter and of the target it belongs to.
+
+    Args:
+        vocab_size, hidden_size: the target's; the drafter borrows its embedding and LM head at run time.
+        intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, hidden_act,
+        rms_norm_eps, max_position_embeddings, rope_parameters, attention_bias, attention_dropout,
+        initializer_range, layer_types, sliding_window: the Qwen3-style backbone, named as Transformers names them.
+        block_size: input rows of one block: the anchor and `block_size - 1` drafted slots.
+        mask_token_id: an existing row of the target's embedding that fills the slots to be drafted.
+        target_layer_ids: zero-based decoder layers of the target whose outputs are read, ascending.
+        num_target_layers: how many decoder layers the target has.
+        head_type: `"lilicorr"` or `"none"` (each slot's most likely token: vanilla DFlash).
+        head_config: the head's own settings, all required: for `lilicorr` `num_candidates` (K), `hidden_size`,
+            `num_layers`, `num_heads`, `intermediate_size`, `factor_dim` (d_e), `logit_scale` (sigma), `vector_eps`.
+        lilicorr_format: version of this layout.
+    """
+
+    model_type = "lilicorr"
+
+    def __init__(
+        self,
+        vocab_size: int = 151936,
+        hidden_size: int = 4096,
+        intermediate_size: int = 12288,
+        num_hidden_layers: int = 5,
+        num_attention_heads: int = 32,
+        num_key_value_heads: int = 8,
+        head_dim: int = 128,
+        hidden_act: str = "silu",
+        rms_norm_eps: float = 1e-6,
+        max_position_embeddings: int = 40960,
+        rope_parameters: dict[str, Any] | None = None,
+        attention_bias: bool = False,
+        attention_dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        layer_types: list[str] | None = None,
+        sliding_window: int | None = None,
+        block_size: int = 16,
+        mask_token_id: int = 151669,
+        target_layer_ids: list[int] | None = None,
+        num_target_layers: int = 36,
+        head_type: str = "lilicorr",
+        head_config: dict[str, Any] | None = None,
+        lilicorr_format: int = FORMAT_VERSION,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.head_dim = head_dim
+        self.hidden_act = hidden_act
+        self.rms_norm_eps = rms_norm_eps
+        self.max_position_embeddings = max_position_embeddings
+        self.rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": 1_000_000.0}
+        self.attention_bias = attention_bias
+        self.attention_dropout = attention_dropout
+        self.initializer_range = initializer_range
+        self.layer_types = layer_types or ["full_attention"] * num_hidden_layers
+        self.sliding_window = sliding_window
+        self.block_size = block_size
+        self.mask_token_id = mask_token_id
+        if target_layer_ids is None:
+            target_layer_ids = default_target_layer_ids(num_target_layers, num_hidden_layers)
+        self.target_layer_ids = target_layer_ids
+        self.num_target_layers = num_target_layers
+        self.head_type = head_type
+        self.head_config = default_head_config(head_type, hidden_size) if head_config is None else head_config
+        self.lilicorr_format = lilicorr_format
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+    @classmethod
+    def for_target(cls, target_config: PreTrainedConfig, **overrides: Any) -> "LiLiCorrConfig":
+        """A drafter for any decoder-only target: its widths, vocabulary and rope, taps spread over its layers.
+
+        Args:
+            target_config: the target's configuration (its text part is used if it has several).
+            **overrides: any argument of this class, or `tokenizer_size` (`len(tokenizer)`): rows of the embedding
+                beyond it are unused, and the first becomes the mask token.
+
+        Raises:
+            ValueError: for an encoder-decoder target, or if no mask token can be chosen safely.
+        """
+        if getattr(target_config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"A drafter needs a decoder-only target, got the encoder-decoder {target_config.model_type!r}."
+            )
+        text = target_config.get_text_config()
+        tokenizer_size = overrides.pop("tokenizer_size", None)
+        heads = text.num_attention_heads
+        settings: dict[str, Any] = {
+            "vocab_size": text.vocab_size,
+            "hidden_size": text.hidden_size,
+            "intermediate_size": text.intermediate_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+            "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
+            "max_position_embeddings": text.max_position_embeddings,
+            "rope_parameters": _plain_rope(getattr(text, "rope_parameters", None)),
+            "num_hidden_layers": 5 if text.hidden_size >= 1024 else 3,
+            "num_target_layers": text.num_hidden_layers,
+            "bos_token_id": text.bos_token_id,
+            "eos_token_id": text.eos_token_id,
+            "pad_token_id": text.pad_token_id,
+        }
+        settings.update(overrides)
+        if "target_layer_ids" not in overrides:
+            taps = max(1, min(5, text.num_hidden_layers - 3))
+            settings["target_layer_ids"] = default_target_layer_ids(text.num_hidden_layers, taps)
+        if "mask_token_id" not in overrides:
+            settings["mask_token_id"] = _choose_mask_token(text, tokenizer_size)
+        config = cls(**settings)
+        config.validate()
+        return config
+
+    @property
+    def num_slots(self) -> int:
+        """Drafted slots of a block, `block_size - 1`."""
+        return self.block_size - 1
+
+    def validate(self) -> None:
+        """Raise a `ValueError` that says in one sentence what in this configuration cannot work."""
+        for problem in _problems(self):
+            raise ValueError(problem)
+
+
+def _plain_rope(rope: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The target's rope settings; the full-attention set where a target keeps one for each layer type."""
+    if rope and "rope_theta" not in rope and "rope_type" not in rope:
+        rope = rope.get("full_attention")
+    return dict(rope) if rope else None
+
+
+def _choose_mask_token(text: PreTrainedConfig, tokenizer_size: int | None) -> int:
+    eos = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
+    if tokenizer_size is not None and tokenizer_size < text.vocab_size:
+        return tokenizer_size
+    if text.pad_token_id is not None and text.pad_token_id >= 0 and text.pad_token_id not in eos:
+        return text.pad_token_id
+    raise ValueError(
+        f"No unused embedding row is known among {text.vocab_size} and the pad token is missing or ends texts; "
+        "pass mask_token_id=<a reserved token's id> or tokenizer_size=len(tokenizer)."
+    )
+
+
+def _problems(config: LiLiCorrConfig) -> Any:
+    """Yield what is wrong with `config`, most basic first."""
+    if config.lilicorr_format > FORMAT_VERSION:
+        yield (
+            f"This checkpoint has format {config.lilicorr_format}, this code reads up to {FORMAT_VERSION}; "
+            "upgrade lilicorr or load the checkpoint's own code with trust_remote_code=True."
+        )
+    if config.head_type not in HEAD_TYPES:
+        yield f"head_type is {config.head_type!r}, expected one of {', '.join(HEAD_TYPES)}."
+    if config.block_size < 2:
+        yield f"block_size is {config.block_size}, but a block needs the anchor and at least one slot: use 2 or more."
+    if not 0 <= config.mask_token_id < config.vocab_size:
+        yield f"mask_token_id {config.mask_token_id} is not a row of the target's embedding (0 … {config.vocab_size - 1})."
+    taps = config.target_layer_ids
+    if not taps or sorted(set(taps)) != list(taps):
+        yield f"target_layer_ids must be ascending and distinct, got {taps}."
+    elif taps[0] < 0 or taps[-1] > config.num_target_layers - 2:
+        yield (
+            f"target_layer_ids {taps} must lie in 0 … {config.num_target_layers - 2}: the target has "
+            f"{config.num_target_layers} layers and its last one is only visible after the final norm."
+        )
+    if config.num_attention_heads % config.num_key_value_heads:
+        yield (
+            f"num_attention_heads {config.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {config.num_key_value_heads}."
+        )
+    if len(config.layer_types) != config.num_hidden_layers:
+        yield f"layer_types names {len(config.layer_types)} layers, but num_hidden_layers is {config.num_hidden_layers}."
+    for kind in set(config.layer_types) - {"full_attention", "sliding_attention"}:
+        yield f"layer type {kind!r} is not supported; use full_attention or sliding_attention."
+    if "sliding_attention" in config.layer_types and not config.sliding_window:
+        yield "layer_types has sliding_attention, so sliding_window must be a positive number of tokens."
+    if getattr(config, "is_causal", False):
+        yield "is_causal is true, but blocks here are bidirectional; this drafter was trained for another runtime."
+    if config.head_type == "lilicorr":
+        yield from _lilicorr_problems(config)
+
+
+def _lilicorr_problems(config: LiLiCorrConfig) -> Any:
+    head = config.head_config
+    missing = [key for key in LILICORR_HEAD_KEYS if head.get(key) is None]
+    if missing:
+        yield f"head_config lacks {', '.join(missing)}; the head cannot be rebuilt without all of its settings."
+        return
+    if not 1 <= head["num_candidates"] <= config.vocab_size:
+        yield f"num_candidates is {head['num_candidates']}, expected between 1 and the vocabulary's {config.vocab_size}."
+    if head["hidden_size"] % head["num_heads"]:
+        yield f"The head's hidden_size {head['hidden_size']} is not a multiple of its num_heads {head['num_heads']}."
+    for key in ("num_layers", "factor_dim", "logit_scale", "vector_eps", "intermediate_size"):
+        if head[key] <= 0:
+            yield f"The head's {key} must be positive, got {head[key]}."

@@ -1,0 +1,261 @@
+"""The DFlash backbone: a block of masked rows reads the target's tapped states and proposes every slot in one pass.
+
+Parameter names and shapes are z-lab's, so their checkpoints load unchanged: `fc`, `hidden_norm`, `layers.*`, `norm`.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    eager_attention_forward,
+    rotate_half,
+)
+
+from .configuration_lilicorr import LiLiCorrConfig
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin, each [rows, length, head_dim]
+
+
+class DraftCache:
+    """Keys and values of the committed context, one growing buffer a layer; each context row is projected once.
+
+    The block's own rows are written behind the context for the time of one pass and overwritten by the next, so there
+    is nothing to crop. `next_position` is the position after the last context row.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.length = 0
+        self.next_position = 0
+        self._keys: list[Tensor | None] = [None] * num_layers
+        self._values: list[Tensor | None] = [None] * num_layers
+        self._positions: Tensor | None = None
+
+    def place(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write rows `[1, kv_heads, new, head_dim]` behind the context; return keys and values of context and rows."""
+        end = self.length + keys.shape[2]
+        self._keys[layer] = _room_for(self._keys[layer], keys, self.length, end)
+        self._values[layer] = _room_for(self._values[layer], values, self.length, end)
+        stored_keys, stored_values = self._keys[layer], self._values[layer]
+        assert stored_keys is not None and stored_values is not None
+        stored_keys[:, :, self.length : end] = keys
+        stored_values[:, :, self.length : end] = values
+        return stored_keys[:, :, :end], stored_values[:, :, :end]
+
+    def commit(self, positions: Tensor) -> None:
+        """Keep the first `len(positions)` rows placed since the last commit as context; `positions [1, new]`."""
+        self._positions = positions if self._positions is None else torch.cat([self._positions, positions], dim=1)
+        self.length = self._positions.shape[1]
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Positions of the committed rows, `[1, length]`, or `None` while empty."""
+        return self._positions
+
+
+def _room_for(buffer: Tensor | None, like: Tensor, length: int, end: int) -> Tensor:
+    """`buffer` if it holds `end` rows, else a copy of its first `length` rows with room to double."""
+    if buffer is not None and buffer.shape[2] >= end:
+        return buffer
+    grown = like.new_empty(like.shape[0], like.shape[1], max(64, 2 * end), like.shape[3])
+    if buffer is not None:
+        grown[:, :, :length] = buffer[:, :, :length]
+    return grown
+
+
+def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
+    cos, sin = rotation[0][:, None], rotation[1][:, None]
+    return states * cos + rotate_half(states) * sin
+
+
+class DFlashAttention(nn.Module):
+    """Queries from the block only; keys and values from the context and the block, through the same projections."""
+
+    is_causal = False
+
+    def __init__(self, config: LiLiCorrConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, config.num_attention_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, width, bias=bias)
+        self.q_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def _keys_values(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        shape = (*states.shape[:2], -1, self.head_dim)
+        keys = self.k_norm(self.k_proj(states).view(shape)).transpose(1, 2)
+        return _rotate(keys, rotation), self.v_proj(states).view(shape).transpose(1, 2)
+
+    def forward(
+        self,
+        block: Tensor,
+        context: Tensor,
+        block_rotation: Rotation,
+        context_rotation: Rotation,
+        attention_mask: Tensor | None,
+        cache: DraftCache | None,
+    ) -> Tensor:
+        """`block [rows, B, d]`, `context [batch, C, d]` with `rows` a multiple of `batch` (`batch` 1 with a cache).
+
+        Returns `[rows, B, d]`.
+        """
+        rows, size = block.shape[:2]
+        queries = self.q_norm(self.q_proj(block).view(rows, size, -1, self.head_dim)).transpose(1, 2)
+        queries = _rotate(queries, block_rotation)
+        keys, values = self._keys_values(block, block_rotation)
+        context_keys, context_values = self._keys_values(context, context_rotation)
+        if cache is None:
+            keys = torch.cat([_repeat_rows(context_keys, rows), keys], dim=2)
+            values = torch.cat([_repeat_rows(context_values, rows), values], dim=2)
+        else:
+            keys, values = cache.place(
+                self.layer_idx, torch.cat([context_keys, keys], dim=2), torch.cat([context_values, values], dim=2)
+            )
+        implementation = self.config._attn_implementation
+        attention: Callable = eager_attention_forward
+        if implementation != "eager":
+            attention = ALL_ATTENTION_FUNCTIONS[implementation]
+        elif attention_mask is not None:
+            floor = torch.finfo(queries.dtype).min
+            attention_mask = torch.zeros_like(attention_mask, dtype=queries.dtype).masked_fill(~attention_mask, floor)
+        attended, _ = attention(
+            self,
+            queries,
+            keys,
+            values,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            is_causal=False,
+        )
+        return self.o_proj(attended.reshape(rows, size, -1))
+
+
+def _repeat_rows(states: Tensor, rows: int) -> Tensor:
+    """`[batch, ...]` to `[rows, ...]`, each entry repeated for the `rows // batch` blocks that share it."""
+    batch = states.shape[0]
+    return states[:, None].expand(batch, rows // batch, *states.shape[1:]).reshape(rows, *states.shape[1:])
+
+
+class DFlashDecoderLayer(nn.Module):
+    """Pre-norm attention and SwiGLU; the context enters attention as it is, shared by all layers."""
+
+    def __init__(self, config: LiLiCorrConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = DFlashAttention(config, layer_idx)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, block: Tensor, *attention_arguments: object) -> Tensor:
+        block = block + self.self_attn(self.input_layernorm(block), *attention_arguments)
+        return block + self.mlp(self.post_attention_layernorm(block))
+
+
+class DFlashPreTrainedModel(PreTrainedModel):
+    """Ties the drafter to Transformers' loading, saving and attention machinery."""
+
+    config_class = LiLiCorrConfig
+    base_model_prefix = ""
+    main_input_name = "noise_embeds"
+    supports_gradient_checkpointing = False
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _no_split_modules = ["DFlashDecoderLayer"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise `module` where a checkpoint left it unset; heads bring `init_weights` for their own tables."""
+        super()._init_weights(module)
+        own = getattr(module, "init_weights_with", None)
+        if own is not None:
+            own(init)
+
+
+class DFlashModel(DFlashPreTrainedModel):
+    """The backbone. It owns neither embedding nor LM head: rows come embedded, states leave after the final norm."""
+
+    def __init__(self, config: LiLiCorrConfig) -> None:
+        super().__init__(config)
+        taps = len(config.target_layer_ids)
+        self.fc = nn.Linear(taps * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(DFlashDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)
+
+    def project_context(self, taps: Tensor) -> Tensor:
+        """Tapped target states `[batch, C, taps * d]` to context rows `[batch, C, d]`."""
+        return self.hidden_norm(self.fc(taps))
+
+    def decode_block(
+        self,
+        noise_embeds: Tensor,
+        context: Tensor,
+        block_positions: Tensor,
+        context_positions: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: DraftCache | None = None,
+    ) -> Tensor:
+        """Hidden states of blocks given projected context rows.
+
+        Args:
+            noise_embeds: `[rows, B, d]`, the target's embeddings of the anchor and of `B - 1` mask tokens.
+            context: `[batch, C, d]` from `project_context`: the whole context, or with a `cache` its new rows only.
+            block_positions: `[rows, B]`; context_positions: `[batch, C]` (absolute, int64).
+            attention_mask: bool `[rows, 1, 1 or B, C + B]`, true where a key may be seen; `None` sees everything.
+            cache: inference only, one row; committed rows of `context` are added to it.
+
+        Returns:
+            `[rows, B, d]` after the final norm.
+        """
+        block_rotation = self.rotary_emb(noise_embeds, block_positions)
+        context_rotation = self.rotary_emb(noise_embeds, context_positions)
+        masks = {"full_attention": attention_mask}
+        if "sliding_attention" in self.config.layer_types:
+            past = context_positions
+            if cache is not None and cache.positions is not None:
+                past = torch.cat([cache.positions, context_positions], dim=1)
+            masks["sliding_attention"] = _window(attention_mask, past, block_positions, self.config.sliding_window)
+        states = noise_embeds
+        for kind, layer in zip(self.config.layer_types, self.layers, strict=True):
+            states = layer(states, context, block_rotation, context_rotation, masks[kind], cache)
+        if cache is not None:
+            cache.commit(context_positions)
+        return self.norm(states)
+
+    def forward(
+        self,
+        noise_embeds: Tensor,
+        context_hidden_states: Tensor,
+        block_positions: Tensor,
+        context_positions: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: DraftCache | None = None,
+    ) -> Tensor:
+        """`project_context` on `context_hidden_states [batch, C, taps * d]`, then `decode_block`."""
+        context = self.project_context(context_hidden_states)
+        return self.decode_block(noise_embeds, context, block_positions, context_positions, attention_mask, cache)
+
+
+def _window(mask: Tensor | None, context_positions: Tensor, block_positions: Tensor, window: int) -> Tensor:
+    """Restrict context keys to the last `window` positions before each block row; the block itself stays visible."""
+    rows, size = block_positions.shape
+    past = _repeat_rows(context_positions, rows)
+    near = past[:, None, :] > block_positions[:, :, None] - window  # [rows, B, C]
+    near = torch.cat([near, near.new_ones(rows, size, size)], dim=-1)[:, None]
+    return near if mask is None else near & mask

@@ -1,0 +1,187 @@
+"""The LiLiCorr head (paper §3.2 and Appendix A): scores the whole candidate lattice in one pass, then walks it.
+
+Names, shapes and order of operations follow the authors' released training and serving code, so that one checkpoint
+serves everywhere.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from ..kernels.dispatch import greedy_walk, lattice_scores, topk_logsumexp
+from .configuration_lilicorr import LiLiCorrConfig
+from .lattice import Block, Draft, Lattice
+
+
+class LatticeAttention(nn.Module):
+    """Bidirectional attention over lattice nodes, with the parameter layout of `nn.MultiheadAttention`."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
+        self.out_proj = nn.Linear(width, width)
+
+    def init_weights_with(self, init: Any) -> None:
+        """Set the packed projection, which no generic rule knows; `init` is `transformers.initialization`."""
+        init.xavier_uniform_(self.in_proj_weight)
+        init.zeros_(self.in_proj_bias)
+
+    def forward(self, nodes: Tensor, bias: Tensor) -> Tensor:
+        """`nodes [N, L, w]`, `bias [heads, L, L]` added to the attention logits; returns `[N, L, w]`."""
+        blocks, length, width = nodes.shape
+        packed = F.linear(nodes, self.in_proj_weight, self.in_proj_bias)
+        query, key, value = packed.view(blocks, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return self.out_proj(attended.transpose(1, 2).reshape(blocks, length, width))
+
+
+class LatticeLayer(nn.Module):
+    """Pre-norm attention, then a plain SiLU network."""
+
+    def __init__(self, width: int, inner: int, num_heads: int, eps: float) -> None:
+        super().__init__()
+        self.attn_norm = Qwen3RMSNorm(width, eps=eps)
+        self.attn = LatticeAttention(width, num_heads)
+        self.mlp_norm = Qwen3RMSNorm(width, eps=eps)
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.SiLU(), nn.Linear(inner, width))
+
+    def forward(self, nodes: Tensor, bias: Tensor) -> Tensor:
+        """`nodes [N, L, w]`, `bias [heads, L, L]`; returns `[N, L, w]`."""
+        nodes = nodes + self.attn(self.attn_norm(nodes), bias)
+        return nodes + self.mlp(self.mlp_norm(nodes))
+
+
+class LiLiCorrHead(nn.Module):
+    """Gives every candidate a unit out and in vector; adjacent candidates match by their scaled cosine (Eq. 1)."""
+
+    def __init__(self, config: LiLiCorrConfig) -> None:
+        super().__init__()
+        settings = config.head_config
+        width, dim, factor = settings["hidden_size"], config.hidden_size, settings["factor_dim"]
+        heads, eps = settings["num_heads"], config.rms_norm_eps
+        self.num_candidates: int = settings["num_candidates"]
+        self.logit_scale: float = settings["logit_scale"]
+        self.vector_eps: float = settings["vector_eps"]
+        self.block_size = config.block_size
+        self.token_proj = nn.Identity() if dim == width else nn.Linear(dim, width)
+        self.pass_hidden_proj = nn.Linear(dim, width)
+        self.feature_mlp = nn.Sequential(nn.LayerNorm(5), nn.Linear(5, width), nn.SiLU(), nn.Linear(width, width))
+        self.slot_embedding = nn.Parameter(torch.zeros(1, 1, config.num_slots, 1, width))
+        self.rank_embedding = nn.Parameter(torch.zeros(1, 1, 1, self.num_candidates, width))
+        self.relative_slot_bias = nn.Parameter(torch.zeros(heads, 2 * config.block_size - 1))
+        self.same_slot_bias = nn.Parameter(torch.zeros(heads))
+        self.layers = nn.ModuleList(
+            LatticeLayer(width, settings["intermediate_size"], heads, eps) for _ in range(settings["num_layers"])
+        )
+        self.output_norm = Qwen3RMSNorm(width, eps=eps)
+        self.context_proj = nn.Linear(dim, width)
+        self.anchor_norm = Qwen3RMSNorm(width, eps=eps)
+        self.factor_input_proj = nn.Linear(3 * width, width)
+        self.out_head = nn.Linear(width, factor)
+        self.in_head = nn.Linear(width, factor)
+        self.anchor_out_head = nn.Linear(width, factor)
+
+    def init_weights_with(self, init: Any) -> None:
+        """Tables at zero, factor heads at N(0, 0.02): zero on both sides of a product would never learn."""
+        for table in (self.slot_embedding, self.rank_embedding, self.relative_slot_bias, self.same_slot_bias):
+            init.zeros_(table)
+        for head in (self.out_head, self.in_head, self.anchor_out_head):
+            init.normal_(head.weight, mean=0.0, std=0.02)
+            init.zeros_(head.bias)
+
+    def factors(
+        self,
+        embeds: Tensor,
+        log_probs: Tensor,
+        hidden: Tensor,
+        anchor_state: Tensor,
+        anchor_valid: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Out and in vectors of every candidate and the anchor's out vector, all of unit length.
+
+        Args:
+            embeds: the target's embeddings of the candidates, `[N, S, K, d]`; no gradient flows through them.
+            log_probs: `[N, S, K]` (fp32), descending in `K`; `K` may be smaller than the head was trained with.
+            hidden: drafter states of the slots, `[N, S, d]`.
+            anchor_state: `[N, d]`; anchor_valid: bool `[N]`, false where there is no such state.
+
+        Returns:
+            `out [N, S, K, d_e]`, `inp [N, S, K, d_e]`, `anchor_out [N, d_e]`, in fp32.
+        """
+        blocks, slots, count = log_probs.shape
+        dtype = self.pass_hidden_proj.weight.dtype
+        nodes = self.token_proj(embeds.detach().to(dtype)) + self.pass_hidden_proj(hidden.to(dtype))[:, :, None]
+        nodes = nodes + self.feature_mlp(_confidence_features(log_probs).to(dtype))
+        nodes = nodes + self.slot_embedding[0, :, :slots] + self.rank_embedding[0, :, :, :count]
+        nodes = nodes.flatten(1, 2)
+        bias = self._attention_bias(slots, count)
+        for layer in self.layers:
+            nodes = layer(nodes, bias)
+        nodes = self.output_norm(nodes)
+        anchor = self.context_proj(anchor_state.to(dtype))
+        if anchor_valid is not None:
+            anchor = anchor * anchor_valid[:, None].to(dtype)
+        anchor = self.anchor_norm(anchor)
+        shared = anchor[:, None].expand_as(nodes)
+        fused = F.silu(self.factor_input_proj(torch.cat([nodes, shared, nodes * shared], dim=-1)))
+        shape = (blocks, slots, count, -1)
+        return (
+            self._unit(self.out_head(fused)).view(shape),
+            self._unit(self.in_head(fused)).view(shape),
+            self._unit(self.anchor_out_head(anchor)),
+        )
+
+    def _unit(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors.float(), dim=-1, eps=self.vector_eps)
+
+    def _attention_bias(self, slots: int, count: int) -> Tensor:
+        """`[heads, slots * count, slots * count]`: a scalar by query slot minus key slot, one more within a slot."""
+        slot = torch.arange(slots, device=self.same_slot_bias.device).repeat_interleave(count)
+        distance = slot[:, None] - slot[None, :]
+        bias = self.relative_slot_bias[:, distance + self.block_size - 1]
+        return bias + (distance == 0).to(bias.dtype) * self.same_slot_bias[:, None, None]
+
+    def draft(self, block: Block, return_lattice: bool = False) -> Draft:
+        """Greedy walk over the scored lattice (Eq. 8); see `Draft` for the result."""
+        blocks, slots, vocab = block.logits.shape
+        values, indices, normaliser = topk_logsumexp(block.logits.reshape(-1, vocab), self.num_candidates)
+        candidates = indices.view(blocks, slots, -1)
+        log_probs = (values - normaliser[:, None]).view(blocks, slots, -1)
+        first, pair = self.scores(candidates, log_probs, block)
+        picks = greedy_walk(first, pair)
+        draft = Draft(
+            tokens=candidates.gather(-1, picks[..., None]).squeeze(-1),
+            finite=normaliser.isfinite().view(blocks, slots),
+        )
+        if return_lattice:
+            draft.lattice = Lattice(candidates, log_probs, first, pair, picks)
+        return draft
+
+    def scores(self, candidates: Tensor, log_probs: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        """Scores of a lattice `[N, S, K]`: `first [N, K]` and `pair [N, S - 1, K, K]`, fp32, as `lattice_scores`."""
+        factors = self.factors(block.embed(candidates), log_probs, block.hidden, block.anchor_state, block.anchor_valid)
+        return lattice_scores(*factors, self.logit_scale)
+
+
+def _confidence_features(log_probs: Tensor) -> Tensor:
+    """Five scalars a candidate (Appendix A): log-prob, prob, gap to the top, rank in [0, 1], whether it is the top.
+
+    `log_probs [N, S, K]` to `[N, S, K, 5]`.
+    """
+    count = log_probs.shape[-1]
+    rank = torch.arange(count, device=log_probs.device, dtype=log_probs.dtype)
+    return torch.stack(
+        [
+            log_probs,
+            log_probs.exp(),
+            log_probs - log_probs[..., :1],
+            (rank / max(count - 1, 1)).expand_as(log_probs),
+            (rank == 0).to(log_probs.dtype).expand_as(log_probs),
+        ],
+        dim=-1,
+    )

@@ -1,0 +1,27 @@
+"""The registry of heads. A head turns a `Block` of marginals into a `Draft`; `config.head_type` chooses its class."""
+
+from typing import Protocol
+
+from torch import nn
+
+from .configuration_lilicorr import LiLiCorrConfig
+from .head_lilicorr import LiLiCorrHead
+from .head_none import NoHead
+from .lattice import Block, Draft
+
+HEADS: dict[str, type[nn.Module]] = {"none": NoHead, "lilicorr": LiLiCorrHead}
+
+
+class DraftHead(Protocol):
+    """What a head offers. Its parameters are saved under the prefix `<head_type>.`."""
+
+    num_candidates: int
+
+    def draft(self, block: Block, return_lattice: bool = False) -> Draft:
+        """Commit one token for every slot of every block."""
+        ...
+
+
+def build_head(config: LiLiCorrConfig) -> nn.Module:
+    """The head that `config` asks for, with fresh weights."""
+    return HEADS[config.head_type](config)

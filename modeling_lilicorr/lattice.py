@@ -1,0 +1,58 @@
+"""The candidate lattice: what a drafter's marginals leave for a head to choose from, and what a head chose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class Block:
+    """Everything a head may look at for `N` blocks of `S` slots.
+
+    Attributes:
+        hidden: drafter states of the slots, `[N, S, d]`.
+        logits: the target's LM head on `hidden`, `[N, S, vocab]`.
+        anchor_ids: the committed token of slot 0, `[N]` (int64).
+        anchor_state: projected target state of the row before the anchor, `[N, d]`.
+        anchor_valid: bool `[N]`, false where no such row exists (`p = 0`), or `None` if all exist.
+        embed: the target's input embedding, ids `[...]` to `[..., d]`.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    anchor_ids: Tensor
+    anchor_state: Tensor
+    anchor_valid: Tensor | None
+    embed: Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Lattice:
+    """Candidates of each slot in descending order of the drafter's probability, ties to the lower id.
+
+    Attributes:
+        candidates: token ids `[N, S, K]` (int64).
+        log_probs: log-probabilities over the full vocabulary, `[N, S, K]` (fp32).
+        first_scores: scores from the anchor to slot 1, `[N, K]` (fp32), or `None` for heads without scores.
+        pair_scores: `[N, S - 1, K, K]` (fp32): candidate of the earlier slot, candidate of the later, or `None`.
+        picks: the committed candidate of each slot, `[N, S]` (int64).
+    """
+
+    candidates: Tensor
+    log_probs: Tensor
+    first_scores: Tensor | None
+    pair_scores: Tensor | None
+    picks: Tensor
+
+
+@dataclass
+class Draft:
+    """Drafted tokens `[N, S]` (int64), with `finite` `[N, S]` (bool): whether each slot's logits were all usable.
+
+    `lattice` is filled on request.
+    """
+
+    tokens: Tensor
+    finite: Tensor
+    lattice: Lattice | None = None

@@ -206,7 +206,8 @@ def _problems(config: LiLiCorrConfig) -> Any:
     if config.block_size < 2:
         yield f"block_size is {config.block_size}, but a block needs the anchor and at least one slot: use 2 or more."
     if not 0 <= config.mask_token_id < config.vocab_size:
-        yield f"mask_token_id {config.mask_token_id} is not a row of the target's embedding (0 … {config.vocab_size - 1})."
+        last = config.vocab_size - 1
+        yield f"mask_token_id {config.mask_token_id} is not a row of the target's embedding (0 … {last})."
     taps = config.target_layer_ids
     if not taps or sorted(set(taps)) != list(taps):
         yield f"target_layer_ids must be ascending and distinct, got {taps}."
@@ -221,7 +222,7 @@ def _problems(config: LiLiCorrConfig) -> Any:
             f"num_key_value_heads {config.num_key_value_heads}."
         )
     if len(config.layer_types) != config.num_hidden_layers:
-        yield f"layer_types names {len(config.layer_types)} layers, but num_hidden_layers is {config.num_hidden_layers}."
+        yield f"layer_types names {len(config.layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}."
     for kind in set(config.layer_types) - {"full_attention", "sliding_attention"}:
         yield f"layer type {kind!r} is not supported; use full_attention or sliding_attention."
     if "sliding_attention" in config.layer_types and not config.sliding_window:
@@ -239,7 +240,7 @@ def _lilicorr_problems(config: LiLiCorrConfig) -> Any:
         yield f"head_config lacks {', '.join(missing)}; the head cannot be rebuilt without all of its settings."
         return
     if not 1 <= head["num_candidates"] <= config.vocab_size:
-        yield f"num_candidates is {head['num_candidates']}, expected between 1 and the vocabulary's {config.vocab_size}."
+        yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {config.vocab_size}."
     if head["hidden_size"] % head["num_heads"]:
         yield f"The head's hidden_size {head['hidden_size']} is not a multiple of its num_heads {head['num_heads']}."
     for key in ("num_layers", "factor_dim", "logit_scale", "vector_eps", "intermediate_size"):

@@ -162,6 +162,7 @@ class DFlashDecoderLayer(nn.Module):
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, block: Tensor, *attention_arguments: object) -> Tensor:
+        """`block [rows, B, d]` to the same shape; the other arguments are those of `DFlashAttention.forward`."""
         block = block + self.self_attn(self.input_layernorm(block), *attention_arguments)
         return block + self.mlp(self.post_attention_layernorm(block))
 
@@ -175,7 +176,7 @@ class DFlashPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = False
     _supports_sdpa = True
     _supports_flash_attn = True
-    _no_split_modules = ["DFlashDecoderLayer"]
+    _no_split_modules = ["DFlashDecoderLayer"]  # noqa: RUF012 (as Transformers declares it)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -196,7 +197,7 @@ class DFlashModel(DFlashPreTrainedModel):
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DFlashDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(config)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)  # type: ignore[arg-type]  # reads the same field names
 
     def project_context(self, taps: Tensor) -> Tensor:
         """Tapped target states `[batch, C, taps * d]` to context rows `[batch, C, d]`."""

@@ -1,10 +1,10 @@
 """The drafter that users load: DFlash backbone and head in one `PreTrainedModel`."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache

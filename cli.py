@@ -1,0 +1,124 @@
+"""`lilicorr <verb>`: each verb parses its arguments, calls one room, and prints."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .evaluation.compare import Comparison, answer, compare, decoding_options, draw_block, encode, warm_up
+from .evaluation.drawing import comparison_table, lattice_table
+from .evaluation.loading import LoadingError, Pair, load_pair
+from .hub.targets import TargetUnavailableError, smollm2
+
+EMBEDDED_DRAFTER = Path(__file__).parent / "hub" / "checkpoints" / "lilicorr-smollm2-135m-instruct"
+DEMO_PROMPTS = [
+    "Natalia has 12 apples. She gives 3 to each of her 2 brothers and buys 5 more. How many does she have? Show each step.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it.",
+    "Explain in simple words why the sky is blue.",
+]
+
+app = typer.Typer(
+    help="Lossless speculative decoding inside Transformers.", no_args_is_help=True, pretty_exceptions_show_locals=False
+)
+console = Console()
+
+Prompts = Annotated[list[str] | None, typer.Option("--prompt", help="A user message; may be given several times.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens of each answer at most.")]
+Dtype = Annotated[str, typer.Option(help="auto, fp32 or bf16; auto is bf16 only where the hardware is fast at it.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+
+
+@app.command()
+def demo(
+    prompt: Prompts = None,
+    drafter: Annotated[
+        Path, typer.Option(help="A drafter of SmolLM2-135M-Instruct to use instead.")
+    ] = EMBEDDED_DRAFTER,
+    max_new_tokens: NewTokens = 128,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Answer a few prompts with SmolLM2-135M-Instruct and the drafter that comes along; show what it gains."""
+    if not drafter.is_dir():
+        raise _stop(f"The drafter folder {drafter} does not exist; train one or pass --drafter <folder>.")
+    try:
+        with console.status("Preparing SmolLM2-135M-Instruct (the first time: a download of 93 MB)"):
+            target = smollm2()
+    except TargetUnavailableError as error:
+        raise _stop(str(error)) from None
+    pair = _load(str(target), str(drafter), dtype, device, trust_remote_code=False)
+    _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature=0.0, seed=0)
+
+
+@app.command()
+def generate(
+    target: Annotated[str, typer.Option(help="Folder or repository of the target.")],
+    drafter: Annotated[str, typer.Option(help="Folder or repository of its drafter.")],
+    prompt: Prompts = None,
+    max_new_tokens: NewTokens = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy; above it, sampling.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
+) -> None:
+    """Do the same for any pair of target and drafter."""
+    pair = _load(target, drafter, dtype, device, trust_remote_code)
+    _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature, seed)
+
+
+def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> Pair:
+    try:
+        return load_pair(target, {"drafter": drafter}, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    except LoadingError as error:
+        raise _stop(str(error)) from None
+
+
+def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: float, seed: int) -> None:
+    """Stream every assisted answer, then time both ways without a streamer, then print the table and one block."""
+    from transformers import TextStreamer
+
+    target, tokenizer, drafter = pair.target, pair.tokenizer, pair.drafters["drafter"]
+    options = decoding_options(max_new_tokens, temperature)
+    comparisons: list[Comparison] = []
+    try:
+        warm_up(target, [drafter], encode(tokenizer, prompts[0], target.device))
+        for number, text in enumerate(prompts):
+            console.rule(f"prompt {number + 1} of {len(prompts)}")
+            console.print(text, style="bold", markup=False)
+            streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+            answer(target, encode(tokenizer, text, target.device), drafter, seed=seed, streamer=streamer, **options)
+            with console.status("timing plain and assisted generation"):
+                comparisons.append(
+                    compare(
+                        target,
+                        drafter,
+                        tokenizer,
+                        text,
+                        max_new_tokens=max_new_tokens,
+                        temperature=temperature,
+                        assisted_first=number % 2 == 1,
+                        seed=seed,
+                    )
+                )
+        longest = max(comparisons, key=lambda comparison: len(comparison.plain.token_ids))
+        inputs = encode(tokenizer, longest.prompt, target.device)
+        block = draw_block(target, drafter, inputs, longest.plain.token_ids)
+    except (ValueError, RuntimeError) as error:
+        raise _stop(" ".join(str(error).split())) from error
+    console.rule()
+    console.print(comparison_table(comparisons))
+    if block is not None:
+        console.print(lattice_table(block, tokenizer))
+    console.print(f"{str(target.dtype).removeprefix('torch.')} on {target.device}", style="dim")
+
+
+def _stop(message: str) -> typer.Exit:
+    """Print one sentence on stderr; raise what this returns."""
+    Console(stderr=True).print(message, style="red", markup=False, soft_wrap=True)
+    return typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app(prog_name="lilicorr")

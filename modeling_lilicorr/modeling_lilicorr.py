@@ -5,11 +5,16 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
 
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
 from .heads import DraftHead, build_head
 from .lattice import Block, Draft
+
+if TYPE_CHECKING:
+    from ..candidate_generator.figures import GenerationFigures
+    from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
 
 
 class LiLiCorrModel(DFlashModel):
@@ -18,6 +23,8 @@ class LiLiCorrModel(DFlashModel):
     It holds no embedding and no LM head: both are the target's, handed in at every call. It keeps no state between
     calls either, apart from the figures of `last_generation`.
     """
+
+    last_generation: "GenerationFigures | None" = None  # of the latest `generate` call that this drafter served
 
     def __init__(self, config: LiLiCorrConfig) -> None:
         from ..candidate_generator.seam import install  # the seam needs nothing of this room but must follow it in
@@ -74,3 +81,27 @@ class LiLiCorrModel(DFlashModel):
         logits = lm_head(hidden)[..., : self.config.vocab_size]
         block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed)
         return self.head.draft(block, return_lattice=return_lattice)
+
+    def get_candidate_generator(
+        self,
+        target: PreTrainedModel,
+        *,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        input_ids: Tensor,
+        **kwargs: Any,
+    ) -> "LiLiCorrCandidateGenerator":
+        """What `target.generate(..., assistant_model=self)` asks for: a generator that serves this one call.
+
+        Args:
+            target: the decoder-only model that generates.
+            generation_config, model_kwargs: of the call, as `generate` prepared them.
+            input_ids: the prompt, `[1, L]` (int64).
+            **kwargs: what a draft without distribution has no use for, such as `logits_processor`.
+
+        Raises:
+            ValueError: for a batch, an encoder-decoder target, or a target that this drafter was not made for.
+        """
+        from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
+
+        return LiLiCorrCandidateGenerator(self, target, generation_config, model_kwargs, input_ids)

@@ -1,0 +1,241 @@
+"""The bridge between a drafter and `_assisted_decoding`: target states in, drafted tokens out, once a block.
+
+The contract is deterministic: no draft distribution is returned, so under sampling Transformers draws each verified
+row from the target alone and keeps a drafted token only if it is the one drawn. That is exact, whatever was drafted.
+"""
+
+import copy
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.utils import output_capturing
+
+from .figures import GenerationFigures
+
+if TYPE_CHECKING:
+    from ..modeling_lilicorr.dflash import DraftCache
+    from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
+
+_RIDING = "_lilicorr_context"  # attribute of a target cache that holds the drafter's context of the same rows
+
+# Whether a list in `output_hidden_states` selects entries of the full tuple. The first releases that took a list
+# counted differently (layer ids, no entry for the embedding), so there every state is asked for instead.
+_SELECTS_STATES = hasattr(output_capturing, "selected_hidden_states")
+
+
+class LiLiCorrCandidateGenerator(CandidateGenerator):
+    """Drafts blocks for one `generate` call and owns all of that call's state.
+
+    Args:
+        drafter: the `LiLiCorrModel`; its `last_generation` is pointed at this call's figures.
+        target: the decoder-only model that `generate` was called on.
+        generation_config: of the call; `max_length`, `eos_token_id` and `output_hidden_states` are read.
+        model_kwargs: of the call; the cache and the attention mask are read.
+        input_ids: the prompt, `[1, L]` (int64), on any device.
+
+    Raises:
+        ValueError: before anything is decoded, for a batch, an encoder-decoder target, or a target that the drafter
+            was not made for.
+    """
+
+    requires_model_outputs = True
+
+    def __init__(
+        self,
+        drafter: "LiLiCorrModel",
+        target: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        input_ids: Tensor,
+    ) -> None:
+        check_request(drafter, target, input_ids)
+        self.drafter = drafter
+        self.figures = drafter.last_generation = GenerationFigures()
+        self._embedding: nn.Module = target.get_input_embeddings()
+        self._lm_head: nn.Module = target.get_output_embeddings()
+        self._target_dtype = target.dtype
+        self._max_length: int = generation_config.max_length
+        eos = generation_config.eos_token_id
+        self._eos = None if eos is None else torch.as_tensor(eos, device=drafter.device).reshape(-1)
+
+        self._taps = [layer + 1 for layer in drafter.config.target_layer_ids]  # entry 0 is the embedding's output
+        # Transformers cannot give a person all states of a pass that recorded only some of them.
+        only_taps = _SELECTS_STATES and not generation_config.output_hidden_states
+        self._overrides: dict[str, Any] = {"output_hidden_states": self._taps if only_taps else True}
+
+        cache = model_kwargs["cache"] if "cache" in model_kwargs else model_kwargs["past_key_values"]
+        mask = model_kwargs.get("attention_mask")
+        self._mask: Tensor | None = mask if mask is not None and not bool(mask.all()) else None
+        self._padding = 0 if self._mask is None else int((self._mask == 0).sum())
+        self._rows = int(cache.get_seq_length())  # rows that the target has run and kept, padding included
+        self._context = RidingContext.board(cache, drafter, self._rows)
+        new_rows = _only_new_rows(generation_config, model_kwargs, input_ids.to(target.device), self._rows)
+        self.model_kwargs_overrides = self._overrides | new_rows
+
+        self._length = input_ids.shape[1]
+        self._drafted = 0  # tokens of the last draft
+        self._ran = False  # whether the drafter ran for the last pass, even if nothing of its draft was usable
+
+    def get_candidates(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any],
+        model_outputs: Any,
+        is_first_iteration: bool,
+        n_last_matches: int | Tensor,
+    ) -> tuple[Tensor, None]:
+        """`input_ids [1, L]` with up to `B - 1` drafted tokens behind it; never with logits.
+
+        The first call drafts nothing, because the target has not run yet. Later `model_outputs` holds the states of
+        the last pass, of which those up to the last accepted token are committed context.
+        """
+        if is_first_iteration:
+            return input_ids, None
+        self.model_kwargs_overrides = self._overrides
+        states, positions = self._committed(model_outputs.hidden_states, int(n_last_matches))
+        room = self._max_length - input_ids.shape[1] - 1  # the target adds one token of its own to every draft
+        self._ran = room > 0
+        if not self._ran:
+            self._drafted = 0
+            return input_ids, None
+        anchor = input_ids[0, -1:].to(self.drafter.device)
+        draft = self.drafter.draft(anchor, states, positions, self._context.cache, self._embed, self._project)
+        self._context.rows = self._rows
+        tokens = draft.tokens[:, :room]
+        tokens = tokens[:, : self._usable(tokens[0], draft.finite[0, :room])]
+        self._drafted = tokens.shape[1]
+        return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), None
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int | Tensor) -> None:  # type: ignore[override]
+        """Note what the last pass committed: `input_ids [1, L]` has grown by it. Nothing is adapted."""
+        committed = input_ids.shape[1] - self._length
+        self._length = input_ids.shape[1]
+        if self._ran:
+            self.figures.add_block(self._drafted, committed)
+        else:
+            self.figures.plain_steps += committed
+
+    def _committed(self, hidden_states: tuple[Tensor, ...], accepted: int) -> tuple[Tensor, Tensor]:
+        """Tapped states `[1, C, taps * d]` and positions `[1, C]` of the rows that the last pass committed.
+
+        A pass over 5 tokens, 4 of them drafted and 2 of those accepted, commits its first 5 - 4 + 2 = 3 rows; the
+        prompt's pass, with nothing drafted, commits all. Positions count real tokens, so with 3 rows of padding the
+        row 7 of the target's cache stands at position 4.
+        """
+        rows = hidden_states[self._taps[0]].shape[1] - self._drafted + accepted
+        device, dtype = self.drafter.device, self.drafter.dtype
+        states = torch.cat([hidden_states[tap][:, :rows].to(device, dtype) for tap in self._taps], dim=-1)
+        first = self._rows - self._padding
+        positions = torch.arange(first, first + rows, device=device)[None]
+        self._rows += rows
+        if self._mask is not None:  # only the prompt's pass has padding rows
+            real = self._mask[0, -rows:].to(device).bool()
+            states, positions = states[:, real], positions[:, real]
+            self._mask = None
+        return states, positions
+
+    def _usable(self, tokens: Tensor, finite: Tensor) -> int:
+        """How many of the drafted `tokens [S]` to propose: none from the first slot without usable logits
+        (`finite [S]`, bool), none after an end-of-sequence token.
+        """
+        if self._eos is not None:
+            ends = torch.isin(tokens, self._eos).int()
+            finite = finite & (ends.cumsum(0) == ends)  # ends 0 1 0 1: keep 1 1 0 0
+        return int(finite.cumprod(0).sum())
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self._embedding(_beside(ids, self._embedding.weight)).to(self.drafter.device)
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        weight = self._lm_head.weight
+        dtype = weight.dtype if weight.is_floating_point() else self._target_dtype  # quantised tables
+        return self._lm_head(_beside(hidden, weight).to(dtype)).to(self.drafter.device)
+
+
+class RidingContext:
+    """A drafter's context cache that stays with the target's cache, so that the next turn of a chat goes on with it.
+
+    It affects what is drafted, never what is right: a stale one only costs acceptance. Copies of the target's cache
+    take a copy along; a pickled one leaves it behind.
+    """
+
+    def __init__(self, drafter: "LiLiCorrModel") -> None:
+        self.drafter = weakref.ref(drafter)
+        self.placement = (drafter.device, drafter.dtype)
+        self.cache: DraftCache = drafter.new_cache()
+        self.rows = 0  # rows of the target's cache, from the start, that `cache` knows (a few may be missing)
+
+    @classmethod
+    def board(cls, target_cache: Any, drafter: "LiLiCorrModel", rows: int) -> "RidingContext":
+        """The context riding with `target_cache` if it is `drafter`'s and knows at most its `rows`, else a new one."""
+        riding = getattr(target_cache, _RIDING, None)
+        fits = isinstance(riding, cls) and riding.drafter() is drafter and riding.rows <= rows
+        if not fits or riding.placement != (drafter.device, drafter.dtype):
+            riding = cls(drafter)
+            setattr(target_cache, _RIDING, riding)
+        return riding
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RidingContext":
+        copied = copy.copy(self)
+        copied.cache = copy.deepcopy(self.cache, memo)
+        return copied
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return dict, ()
+
+
+def check_request(drafter: "LiLiCorrModel", target: PreTrainedModel, input_ids: Tensor) -> None:
+    """Raise a `ValueError` of one sentence if `drafter` cannot draft for `target` or for these prompts `[batch, L]`."""
+    if input_ids.shape[0] > 1:
+        raise ValueError(
+            f"Got a batch of {input_ids.shape[0]} prompts, but generate() with an assistant takes one at a time; call "
+            "it once for each prompt."
+        )
+    if target.config.is_encoder_decoder:
+        raise ValueError(
+            f"The target {type(target).__name__} is an encoder-decoder, but this drafter reads a decoder-only model; "
+            "call generate() without assistant_model."
+        )
+    text = target.config.get_text_config()
+    expected = {
+        "vocab_size": (text.vocab_size, drafter.config.vocab_size),
+        "hidden_size": (text.hidden_size, drafter.config.hidden_size),
+        "num_hidden_layers": (text.num_hidden_layers, drafter.config.num_target_layers),
+    }
+    for name, (given, wanted) in expected.items():
+        if given != wanted:
+            raise ValueError(
+                f"The target has {name} {given}, but this drafter was made for a target with {wanted}; use the target "
+                "that the drafter's card names, or a drafter of this target."
+            )
+    if target.get_input_embeddings() is None or target.get_output_embeddings() is None:
+        raise ValueError(
+            f"The target {type(target).__name__} shows no input embedding or no LM head, and the drafter borrows both; "
+            "use a causal LM class whose get_input_embeddings() and get_output_embeddings() return them."
+        )
+
+
+def _only_new_rows(
+    generation_config: GenerationConfig, model_kwargs: dict[str, Any], input_ids: Tensor, cached: int
+) -> dict[str, Any]:
+    """Inputs for the prompt's pass where a continued cache already holds its first `cached` rows, else nothing.
+
+    Transformers' assisted loop would run the whole prompt on top of them. A prompt as long as the mask is the whole
+    conversation: with 10 rows cached and 14 tokens, only the last 4 belong in the pass.
+    """
+    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    length = input_ids.shape[1]
+    whole = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", length)
+    if cached == 0 or whole != length or cached >= length:
+        return {}
+    inputs = {"input_ids": input_ids[:, cached:], "attention_mask": mask}
+    return inputs if positions is None else inputs | {"position_ids": positions[..., cached:]}
+
+
+def _beside(tensor: Tensor, weight: Tensor) -> Tensor:
+    """`tensor` on the device of `weight`; the hooks of an offloaded (meta) weight move their input themselves."""
+    return tensor if weight.is_meta else tensor.to(weight.device)

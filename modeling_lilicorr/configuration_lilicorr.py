@@ -1,5 +1,7 @@
 """Configuration of a LiLiCorr drafter: a DFlash backbone plus the head that picks a path through its candidates."""
 
+import os
+import re
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -59,6 +61,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         head_type: `"lilicorr"` or `"none"` (each slot's most likely token: vanilla DFlash).
         head_config: the head's own settings, all required: for `lilicorr` `num_candidates` (K), `hidden_size`,
             `num_layers`, `num_heads`, `intermediate_size`, `factor_dim` (d_e), `logit_scale` (sigma), `vector_eps`.
+        target_model: the target's name on the Hub, if it has one; for the model card only.
         lilicorr_format: version of this layout.
     """
 
@@ -88,6 +91,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         num_target_layers: int = 36,
         head_type: str = "lilicorr",
         head_config: dict[str, Any] | None = None,
+        target_model: str | None = None,
         lilicorr_format: int = FORMAT_VERSION,
         **kwargs: Any,
     ) -> None:
@@ -115,6 +119,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         self.num_target_layers = num_target_layers
         self.head_type = head_type
         self.head_config = default_head_config(head_type, hidden_size) if head_config is None else head_config
+        self.target_model = target_model
         self.lilicorr_format = lilicorr_format
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
@@ -141,10 +146,10 @@ class LiLiCorrConfig(PreTrainedConfig):
         settings: dict[str, Any] = {
             "vocab_size": text.vocab_size,
             "hidden_size": text.hidden_size,
-            "intermediate_size": text.intermediate_size,
+            "intermediate_size": _first_layer(text, "intermediate_size") or 4 * text.hidden_size,
             "num_attention_heads": heads,
-            "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
-            "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+            "num_key_value_heads": _first_layer(text, "num_key_value_heads") or heads,
+            "head_dim": _first_layer(text, "head_dim") or text.hidden_size // heads,
             "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
             "max_position_embeddings": text.max_position_embeddings,
             "rope_parameters": _plain_rope(getattr(text, "rope_parameters", None)),
@@ -153,6 +158,7 @@ class LiLiCorrConfig(PreTrainedConfig):
             "bos_token_id": text.bos_token_id,
             "eos_token_id": text.eos_token_id,
             "pad_token_id": text.pad_token_id,
+            "target_model": _hub_name(target_config.name_or_path or ""),
         }
         settings.update(overrides)
         if "target_layer_ids" not in overrides:
@@ -173,6 +179,19 @@ class LiLiCorrConfig(PreTrainedConfig):
         """Raise a `ValueError` that says in one sentence what in this configuration cannot work."""
         for problem in _problems(self):
             raise ValueError(problem)
+
+
+def _first_layer(text: PreTrainedConfig, name: str) -> Any:
+    """`text.name`, the first layer's where layers differ, or `None`."""
+    try:
+        return getattr(text, name, None)
+    except RuntimeError:  # Transformers refuses to name one value for all layers
+        return getattr(text.per_layer_config[0], name, None)
+
+
+def _hub_name(name: str) -> str | None:
+    """`name` if it reads as `owner/name` on the Hub and is no local folder."""
+    return name if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not os.path.exists(name) else None
 
 
 def _plain_rope(rope: dict[str, Any] | None) -> dict[str, Any] | None:

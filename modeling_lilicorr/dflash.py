@@ -170,6 +170,7 @@ class DFlashDecoderLayer(nn.Module):
 class DFlashPreTrainedModel(PreTrainedModel):
     """Ties the drafter to Transformers' loading, saving and attention machinery."""
 
+    config: LiLiCorrConfig
     config_class = LiLiCorrConfig
     base_model_prefix = ""
     main_input_name = "noise_embeds"
@@ -231,7 +232,9 @@ class DFlashModel(DFlashPreTrainedModel):
             past = context_positions
             if cache is not None and cache.positions is not None:
                 past = torch.cat([cache.positions, context_positions], dim=1)
-            masks["sliding_attention"] = _window(attention_mask, past, block_positions, self.config.sliding_window)
+            window = self.config.sliding_window
+            assert window is not None  # `validate` saw to it
+            masks["sliding_attention"] = _window(attention_mask, past, block_positions, window)
         states = noise_embeds
         for kind, layer in zip(self.config.layer_types, self.layers, strict=True):
             states = layer(states, context, block_rotation, context_rotation, masks[kind], cache)

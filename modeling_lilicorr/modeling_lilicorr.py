@@ -1,9 +1,12 @@
 """The drafter that users load: DFlash backbone and head in one `PreTrainedModel`."""
 
+import os
+import tempfile
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -11,6 +14,18 @@ from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
 from .heads import DraftHead, build_head
 from .lattice import Block, Draft
+from .layouts import (
+    check_tensors,
+    common_dtype,
+    config_from_dflash,
+    dflash_settings,
+    explain,
+    has_head,
+    read_checkpoint,
+    serving_settings,
+    write_checkpoint,
+)
+from .repository import COMMIT_ARGUMENTS, save_repository, upload
 
 if TYPE_CHECKING:
     from ..candidate_generator.figures import GenerationFigures
@@ -24,13 +39,12 @@ class LiLiCorrModel(DFlashModel):
     calls either, apart from the figures of `last_generation`.
     """
 
-    last_generation: "GenerationFigures | None" = None  # of the latest `generate` call that this drafter served
-
     def __init__(self, config: LiLiCorrConfig) -> None:
         from ..candidate_generator.seam import install  # the seam needs nothing of this room but must follow it in
 
         config.validate()
         super().__init__(config)
+        self.last_generation: GenerationFigures | None = None  # of the latest `generate` call that it served
         self.add_module(config.head_type, build_head(config))
         self.post_init()
         install()
@@ -105,3 +119,133 @@ class LiLiCorrModel(DFlashModel):
         from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
 
         return LiLiCorrCandidateGenerator(self, target, generation_config, model_kwargs, input_ids)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """As in Transformers, but safetensors only, and a missing, unexpected or misshapen tensor is an error.
+
+        Raises:
+            OSError: no safetensors file is there.
+            ValueError: the file is torn, its tensors do not fit `config.json`, or the format is newer than this code.
+        """
+        if kwargs.pop("use_safetensors", True) is False:
+            raise ValueError(
+                "Drafters are stored as safetensors only, since pickle can run code; drop use_safetensors."
+            )
+        kwargs.pop("ignore_mismatched_sizes", None)
+        wants_info = kwargs.pop("output_loading_info", False)
+        source = pretrained_model_name_or_path
+        try:
+            loaded: Any = super().from_pretrained(
+                source,
+                *model_args,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **kwargs,
+            )
+        except SafetensorError as error:
+            raise ValueError(
+                f"The weights of {source} cannot be read ({error}); the file is cut short or damaged, download or copy "
+                "it again."
+            ) from error
+        model, info = loaded
+        explain(source, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def from_dflash(
+        cls,
+        source: str | os.PathLike,
+        head_type: str = "lilicorr",
+        *,
+        revision: str | None = None,
+        **config_overrides: Any,
+    ) -> "LiLiCorrModel":
+        """Start from a DFlash checkpoint in z-lab's layout, or load one in the layout of LiLiCorr's authors.
+
+        Args:
+            source: local folder, or `owner/name` on the Hub (safetensors and JSON only are fetched).
+            head_type: the head to put on the backbone; its weights are fresh unless the checkpoint brings them.
+            revision: branch, tag or commit on the Hub.
+            **config_overrides: arguments of `LiLiCorrConfig`, such as `head_config`.
+
+        Returns:
+            The model in the checkpoint's dtype, in evaluation mode.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is torn, a key or tensor is missing or does not fit, or a setting is not supported.
+        """
+        settings, tensors = read_checkpoint(source, revision)
+        config = config_from_dflash(settings, head_type, **config_overrides)
+        fresh = None if has_head(settings) and head_type == "lilicorr" else f"{head_type}."
+        if has_head(settings) and fresh is not None:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("lilicorr.")}
+        with torch.device("meta"):
+            check_tensors(tensors, cls(config), source, fresh)
+        return super().from_pretrained(None, config=config, state_dict=tensors, dtype=common_dtype(tensors))
+
+    def save_dflash(self, folder: str | os.PathLike) -> None:
+        """Write the backbone alone, without the head, in z-lab's layout for DFlash runtimes.
+
+        Raises:
+            OSError: `folder` cannot be written.
+        """
+        prefix = f"{self.config.head_type}."
+        tensors = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(prefix)}
+        write_checkpoint(folder, dflash_settings(self.config, self.dtype), tensors)
+
+    def save_serving(self, folder: str | os.PathLike) -> None:
+        """Write backbone and head in the layout that SGLang and vLLM serve.
+
+        Raises:
+            ValueError: they do not serve this head, or not with this many candidates.
+            OSError: `folder` cannot be written.
+        """
+        write_checkpoint(folder, serving_settings(self.config, self.dtype), self.state_dict())
+
+    def save_pretrained(  # type: ignore[override]  # the options not named here pass through
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write a complete repository: weights, configuration, the code that loads them, a card if there is none.
+
+        Args:
+            save_directory: folder, created if need be; each file is complete before it takes its place.
+            is_main_process, state_dict: as in Transformers.
+            push_to_hub: also upload it, to `repo_id` (default: the folder's name).
+            **kwargs: other options of `PreTrainedModel.save_pretrained` and `push_to_hub`.
+
+        Raises:
+            OSError: the folder cannot be written.
+            ValueError: the configuration cannot work.
+        """
+        if not is_main_process:
+            return
+        commit = {key: kwargs.pop(key) for key in COMMIT_ARGUMENTS if key in kwargs}
+        repo_id = kwargs.pop("repo_id", None)
+        tags = [*(self.model_tags or []), *kwargs.pop("tags", [])]
+        save_repository(self.config, save_directory, super().save_pretrained, repo_id, tags, state_dict, **kwargs)
+        if push_to_hub:
+            upload(save_directory, repo_id or os.path.basename(os.path.abspath(save_directory)), **commit)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override]  # same options, passed through
+        """Upload a complete repository as one commit; a model card that is already there stays.
+
+        Args:
+            repo_id: `owner/name` on the Hub, created if need be.
+            **kwargs: `tags`, `max_shard_size`, `token`, `private`, `revision`, `commit_message`, `commit_description`,
+                `create_pr`, as in Transformers.
+
+        Returns:
+            The Hub's `CommitInfo`.
+        """
+        commit = {key: kwargs.pop(key) for key in COMMIT_ARGUMENTS if key in kwargs}
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, repo_id=repo_id, **kwargs)
+            return upload(folder, repo_id, **commit)

@@ -13,7 +13,7 @@ from .hub.targets import TargetUnavailableError, smollm2
 
 EMBEDDED_DRAFTER = Path(__file__).parent / "hub" / "checkpoints" / "lilicorr-smollm2-135m-instruct"
 DEMO_PROMPTS = [
-    "Natalia has 12 apples. She gives 3 to each of her 2 brothers and buys 5 more. How many does she have? Show each step.",
+    "A shelf holds 12 books. I take 3 away, then put 5 new ones on it. How many books are there? Show each step.",
     "Write a Python function that returns the n-th Fibonacci number, and explain it.",
     "Explain in simple words why the sky is blue.",
 ]

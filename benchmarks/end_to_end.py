@@ -12,6 +12,7 @@ import os
 import platform
 import random
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +30,7 @@ from lilicorr.evaluation.metrics import (
     tokens_per_verification,
 )
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -66,7 +68,7 @@ def main(
         "dtype": str(pair.target.dtype),
         "seed": seed,
     }
-    rows = [run for run in measure(pair, chosen, max_new_tokens)]
+    rows = list(measure(pair, chosen, max_new_tokens))
     report = {
         "settings": settings,
         "machine": machine(pair.target.device),
@@ -105,8 +107,8 @@ def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
     return in_turn[:count]
 
 
-def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> Any:
-    """Yield one row a prompt with an `Answer` of every arm; the order of the arms turns by one from prompt to prompt."""
+def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> Iterator[dict[str, Any]]:
+    """Yield one row a prompt with an `Answer` of every arm; their order turns by one each prompt."""
     arms: list[tuple[str, Any]] = [(PLAIN, None), *pair.drafters.items()]
     options = decoding_options(max_new_tokens)
     warm_up(pair.target, list(pair.drafters.values()), encode(pair.tokenizer, chosen[0][1], pair.target.device))
@@ -189,8 +191,6 @@ def show(report: dict[str, Any]) -> None:
 
 def summary_table(title: str, summary: dict[str, Any]) -> Table:
     """One row an arm, with ratios to plain (speed) and to the arm `none` (acceptance length, speed)."""
-    from rich import box
-
     table = Table(title=title, box=box.MARKDOWN)
     table.add_column("arm")
     names = ["tok/s", "to plain", "to none", "acceptance length", "to none", "draft ms", "target ms", "equal to plain"]
@@ -222,8 +222,6 @@ def _ratio(figures: dict[str, Any], base: dict[str, Any], key: str) -> str:
 
 def sets_table(sets: dict[str, Any]) -> Table:
     """Acceptance length and speed-up of every arm by evaluation set."""
-    from rich import box
-
     table = Table(title="by set: acceptance length (speed to plain)", box=box.MARKDOWN)
     table.add_column("set")
     table.add_column("answers", justify="right")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -106,7 +106,7 @@ def answer(
     with _stage_clock(target, drafter, spent if stages and target.device.type == "cpu" else None):
         _wait(target.device)
         started = time.perf_counter()
-        output = target.generate(**inputs, **options)
+        output = cast(Any, target).generate(**inputs, **options)
         _wait(target.device)
         seconds = time.perf_counter() - started
     new = tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
@@ -130,7 +130,8 @@ def _stage_clock(target: PreTrainedModel, drafter: Any, spent: dict[str, float] 
         yield
         return
     spent.update(draft=0.0, target=0.0)
-    draft, entered = drafter.draft, []
+    draft = drafter.draft
+    entered: list[float] = []
 
     def timed_draft(*args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()

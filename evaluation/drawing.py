@@ -29,6 +29,8 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
             _length([assisted.trace] if assisted.trace else []),
             verdict(comparison),
         )
+    if not comparisons:
+        return table
     total = {arm: [getattr(c, arm) for c in comparisons] for arm in ("plain", "assisted")}
     rates = {arm: sum(len(a.token_ids) for a in runs) / sum(a.seconds for a in runs) for arm, runs in total.items()}
     table.add_section()
@@ -101,4 +103,4 @@ def _candidate(tokenizer: PreTrainedTokenizerBase, token: int, log_prob: float, 
 
 
 def _word(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    return tokenizer.decode([token]).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
+    return str(tokenizer.decode([token])).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")

@@ -1,12 +1,12 @@
 """Load a target and its drafter through the Auto classes, with one clear sentence for what cannot be loaded."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -95,6 +95,6 @@ def _load(auto: Any, role: str, source: str | Path, **options: Any) -> Any:
         raise LoadingError(f"The {role} folder {path} does not exist; give a model folder or a repository id.")
     try:
         return auto.from_pretrained(str(source), **options)
-    except (OSError, ValueError, RuntimeError, KeyError, json.JSONDecodeError, HFValidationError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, HFValidationError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise LoadingError(f"The {role} {source} could not be loaded: {reason}") from error

@@ -269,7 +269,7 @@ class PlainHead(nn.Module):
         return module(x, x, x, attn_mask=mask, need_weights=False)[0]
 
     def nodes(self, embeds: Tensor, log_probs: Tensor, hidden: Tensor) -> Tensor:
-        blocks, slots, count = log_probs.shape
+        slots, count = log_probs.shape[1:]
         rows = []
         for s in range(slots):
             for k in range(count):

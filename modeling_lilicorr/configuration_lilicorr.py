@@ -125,6 +125,12 @@ class LiLiCorrConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in Transformers, but a file cannot choose an attention implementation, for that may name code to fetch."""
+        kept = {key: value for key, value in config_dict.items() if not key.endswith("attn_implementation")}
+        return super().from_dict(kept, **kwargs)
+
+    @classmethod
     def for_target(cls, target_config: PreTrainedConfig, **overrides: Any) -> "LiLiCorrConfig":
         """A drafter for any decoder-only target: its widths, vocabulary and rope, taps spread over its layers.
 

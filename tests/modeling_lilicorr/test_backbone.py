@@ -328,13 +328,15 @@ def test_the_lattice_is_only_returned_on_request() -> None:
     assert all(draft.lattice is None for draft in run_drafts(make_model(head_type="lilicorr"), [3, 2]))
 
 
-def test_a_draft_is_the_argmax_of_the_lm_head_on_the_training_pass() -> None:
+def test_a_draft_reads_the_lm_head_on_the_states_of_the_training_pass() -> None:
     model = make_model()
     ids, taps = sequence(batch=1, length=12)
-    draft = run_drafts(model, [5, 6])[-1]
+    draft = run_drafts(model, [5, 6], return_lattice=True)[-1]
     with torch.no_grad():
         hidden = training_pass(model, ids, taps, torch.tensor([[11]]))[:, 1:]
-    assert torch.equal(draft.tokens, F.linear(hidden, LM_WEIGHT).argmax(-1))
+    want = F.linear(hidden, LM_WEIGHT).log_softmax(-1)
+    assert torch.equal(draft.tokens, want.argmax(-1))
+    torch.testing.assert_close(draft.lattice.log_probs, want.gather(-1, draft.lattice.candidates), rtol=0, atol=1e-4)
 
 
 def test_a_bf16_backbone_stays_close_to_fp32() -> None:

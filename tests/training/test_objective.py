@@ -1,0 +1,139 @@
+import pytest
+import torch
+from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr.kernels.reference import lattice_scores, topk_logsumexp
+from lilicorr.training.anchors import sample_blocks
+from lilicorr.training.losses import Objective
+from lilicorr.training.objective import JointObjective
+from transformers import AutoModelForCausalLM
+
+BLOCK = 5
+
+
+@pytest.fixture
+def setup(target_folder):
+    torch.manual_seed(1)
+    target = AutoModelForCausalLM.from_pretrained(target_folder).eval().requires_grad_(False)
+    head = {
+        "num_candidates": 60, "hidden_size": 24, "num_layers": 1, "num_heads": 2, "intermediate_size": 48,
+        "factor_dim": 16, "logit_scale": 8.0, "vector_eps": 1e-6,
+    }  # fmt: skip
+    config = LiLiCorrConfig.for_target(target.config, mask_token_id=3, block_size=BLOCK, head_config=head)
+    drafter = LiLiCorrModel(config).train()
+    input_ids = torch.randint(4, 64, (2, 20))
+    loss_mask = torch.zeros(2, 20, dtype=torch.bool)
+    loss_mask[0, 6:] = True
+    loss_mask[1, 9:16] = True
+    blocks = sample_blocks(input_ids, loss_mask, BLOCK, 6, torch.Generator().manual_seed(0))
+    return target, drafter, input_ids, blocks
+
+
+def naive_sums(target, drafter, input_ids, blocks, objective):
+    """The same sums block by block with dense logits, straight from the paper's equations."""
+    outputs = target(input_ids, output_hidden_states=True)
+    taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    embed, head = target.get_input_embeddings(), target.get_output_embeddings()
+    sums = dict.fromkeys(("dflash", "weight", "cross_entropy", "distractor", "margin", "covered"), 0.0)
+    for row in range(2):
+        for n in range(blocks.anchors.shape[1]):
+            if not blocks.keep[row, n]:
+                continue
+            p = int(blocks.anchors[row, n])
+            context = drafter.project_context(taps[row : row + 1, :p])
+            noise = embed(drafter.block_ids(input_ids[row, p : p + 1]))
+            positions = torch.arange(p, p + BLOCK)[None]
+            hidden = drafter.decode_block(noise, context, positions, torch.arange(p)[None])[0, 1:]
+            logits = head(hidden)
+            values, candidates, normaliser = topk_logsumexp(logits, 60)
+            factors = drafter.head.factors(
+                embed(candidates)[None], (values - normaliser[:, None])[None], hidden[None], context[:, -1]
+            )
+            first, pair = lattice_scores(*factors, 8.0)
+            covered, previous = True, None
+            for s in range(1, BLOCK):
+                if not blocks.supervised[row, n, s - 1]:
+                    break  # supervision in these sequences never resumes behind a gap
+                label = input_ids[row, p + s]
+                weight = torch.exp(torch.tensor(-(s - 1) / objective.beta))
+                sums["dflash"] += -weight * logits[s - 1].log_softmax(-1)[label]
+                sums["weight"] += weight
+                hit = (candidates[s - 1] == label).nonzero()
+                covered = covered and len(hit) > 0
+                if not covered:
+                    continue
+                gold = int(hit[0])
+                z = first[0] if s == 1 else pair[0, s - 2, previous]
+                previous = gold
+                log_q = outputs.logits[row, p + s - 1].log_softmax(-1)[candidates[s - 1]]
+                sums["cross_entropy"] += -z.log_softmax(-1)[gold]
+                sums["distractor"] += (z.softmax(-1) * torch.relu(log_q[gold] - log_q)).sum()
+                rivals = torch.cat([z[:gold], z[gold + 1 :]])
+                sums["margin"] += torch.relu(objective.rho - (z[gold] - rivals.max()))
+                sums["covered"] += 1
+    return sums
+
+
+def gradients(drafter, loss):
+    drafter.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in drafter.named_parameters() if p.grad is not None}
+
+
+def test_chunked_objective_and_gradients_equal_the_equations_block_by_block(setup):
+    target, drafter, input_ids, blocks = setup
+    objective = Objective(beta=3.0, gamma=0.5, penalty=0.7, mu=0.3, rho=1.0)
+    joint = JointObjective(drafter, target, objective)
+    sums = joint(input_ids, blocks)
+    expected = naive_sums(target, drafter, input_ids, blocks, objective)
+    assert expected["covered"] > 8, "the fixture must exercise pairs, not only first slots"
+    for name, value in expected.items():
+        torch.testing.assert_close(sums[name], torch.as_tensor(value), rtol=1e-4, atol=1e-4, check_dtype=False)
+    loss = joint.loss(sums, sums)
+    by_hand = (
+        expected["dflash"] / expected["weight"]
+        + 0.5
+        * (0.7 * expected["cross_entropy"] + 0.7 * expected["distractor"] + 0.3 * expected["margin"])
+        / expected["covered"]
+    )
+    torch.testing.assert_close(loss, by_hand, rtol=1e-4, atol=1e-5)
+    ours, theirs = gradients(drafter, loss), gradients(drafter, by_hand)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=2e-3, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_reranker_loss_alone_reaches_the_backbone_but_not_the_target(setup):
+    target, drafter, input_ids, blocks = setup
+    sums = JointObjective(drafter, target, Objective())(input_ids, blocks)
+    grads = gradients(drafter, sums["cross_entropy"])
+    assert grads["fc.weight"].any() and grads["layers.0.self_attn.q_proj.weight"].any()
+    assert all(p.grad is None for p in target.parameters())
+
+
+def test_walk_metric_is_the_decode_loop_on_the_same_block(setup):
+    target, drafter, input_ids, blocks = setup
+    drafter.eval()
+    sums = JointObjective(drafter, target, Objective())(input_ids, blocks)
+    outputs = target(input_ids, output_hidden_states=True)
+    taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    total = 0
+    for row in range(2):
+        for n in range(blocks.anchors.shape[1]):
+            if blocks.keep[row, n]:
+                p = int(blocks.anchors[row, n])
+                draft = drafter.draft(
+                    input_ids[row, p : p + 1], taps[row : row + 1, :p], torch.arange(p)[None], drafter.new_cache(),
+                    target.get_input_embeddings(), target.get_output_embeddings(),
+                )  # fmt: skip
+                hits = (draft.tokens[0] == blocks.labels[row, n]) & blocks.supervised[row, n]
+                total += int(hits.long().cumprod(0).sum())
+    assert int(sums["walk_accepted"]) == total
+
+
+def test_no_head_trains_on_the_drafter_loss_only(setup):
+    target, _, input_ids, blocks = setup
+    config = LiLiCorrConfig.for_target(target.config, mask_token_id=3, block_size=BLOCK, head_type="none")
+    joint = JointObjective(LiLiCorrModel(config), target, Objective())
+    sums = joint(input_ids, blocks)
+    assert "cross_entropy" not in sums
+    torch.testing.assert_close(joint.loss(sums, sums), sums["dflash"] / sums["weight"])

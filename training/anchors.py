@@ -1,0 +1,64 @@
+"""Where blocks start in training, what they may see and what they should say."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Blocks:
+    """`N` training blocks a sequence.
+
+    Attributes:
+        anchors: position of slot 0, `[batch, N]` (int64), ascending.
+        keep: bool `[batch, N]`, false for blocks that only fill the width.
+        labels: ground truth of slots 1 … B-1, `[batch, N, S]` (int64).
+        supervised: bool `[batch, N, S]`: the label exists, belongs to an answer and its block is kept.
+    """
+
+    anchors: Tensor
+    keep: Tensor
+    labels: Tensor
+    supervised: Tensor
+
+
+def sample_blocks(
+    input_ids: Tensor, loss_mask: Tensor, block_size: int, num_anchors: int, generator: torch.Generator
+) -> Blocks:
+    """Draw anchors uniformly without replacement among positions supervised together with their successor.
+
+    Args:
+        input_ids: `[batch, S]` (int64); loss_mask: bool `[batch, S]`.
+        block_size: B; num_anchors: at most this many a sequence (fewer where no sequence has as many).
+
+    Raises:
+        ValueError: if no sequence has a valid anchor.
+    """
+    batch, length = input_ids.shape
+    valid = loss_mask[:, :-1] & loss_mask[:, 1:]
+    width = min(num_anchors, int(valid.sum(dim=1).max())) if length > 1 else 0
+    if width == 0:
+        raise ValueError("No sequence of this batch has two supervised tokens in a row; check the loss mask.")
+    rank = torch.rand(valid.shape, generator=generator).to(valid.device).masked_fill(~valid, 2.0)
+    anchors = rank.argsort(dim=1)[:, :width].sort(dim=1).values
+    keep = valid.gather(1, anchors)
+    slots = torch.arange(1, block_size, device=input_ids.device)
+    places = anchors[..., None] + slots  # [batch, N, S]: slot s of an anchor at p predicts the token at p + s
+    inside = places < length
+    places = places.clamp(max=length - 1).flatten(1)
+    shape = (batch, width, block_size - 1)
+    labels = input_ids.gather(1, places).view(shape)
+    supervised = loss_mask.gather(1, places).view(shape) & inside & keep[..., None]
+    return Blocks(anchors, keep, labels, supervised)
+
+
+def block_mask(anchors: Tensor, context_length: int, block_size: int) -> Tensor:
+    """What each block sees: target rows before its anchor, and all of itself.
+
+    `anchors [batch, N]` to bool `[batch * N, 1, 1, context_length + block_size]`.
+    """
+    flat = anchors.reshape(-1, 1)
+    past = torch.arange(context_length, device=anchors.device) < flat
+    own = past.new_ones(flat.shape[0], block_size)
+    return torch.cat([past, own], dim=1)[:, None, None]

@@ -1,0 +1,82 @@
+"""The joint objective (paper Eq. 3–7 and 13) as sums over slots, so that denominators can be global.
+
+Each term is a numerator; `Denominators` counts what they are divided by over all processes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Objective:
+    """Weights of the loss: slot decay `beta` (Eq. 6), `gamma` and `penalty` lambda (Eq. 7), `mu` and `rho` (Eq. 13)."""
+
+    beta: float = 7.0
+    gamma: float = 0.25
+    penalty: float = 1.0
+    mu: float = 0.0
+    rho: float = 2.0
+
+
+def slot_weights(slots: int, beta: float, device: torch.device | None = None) -> Tensor:
+    """`w_s = exp(-(s - 1) / beta)` for slots 1 … S (Eq. 6), `[S]` (fp32); `beta` 0 or less weighs all slots alike."""
+    index = torch.arange(slots, device=device, dtype=torch.float32)
+    return torch.exp(-index / beta) if beta > 0 else torch.ones_like(index)
+
+
+def oracle_prefix(candidates: Tensor, labels: Tensor, supervised: Tensor) -> tuple[Tensor, Tensor]:
+    """The leading run of supervised slots whose label is among the candidates (paper §3.3).
+
+    Args:
+        candidates: `[N, S, K]`; labels: `[N, S]` (int64); supervised: bool `[N, S]`.
+
+    Returns:
+        `covered` bool `[N, S]`, true on the run, and `gold [N, S]` (int64): the label's candidate index, 0 elsewhere.
+    """
+    matches = candidates == labels[..., None]
+    covered = (matches.any(dim=-1) & supervised).long().cumprod(dim=-1).bool()
+    return covered, matches.long().argmax(dim=-1) * covered
+
+
+def teacher_forced_scores(first: Tensor, pair: Tensor, gold: Tensor) -> Tensor:
+    """Scores of every candidate given the ground-truth predecessor (Eq. 2).
+
+    `first [N, K]`, `pair [N, S - 1, K, K]`, `gold [N, S]` to `[N, S, K]`; meaningful on the oracle prefix only.
+    """
+    predecessor = gold[:, :-1, None, None].expand(-1, -1, 1, pair.shape[-1])
+    return torch.cat([first[:, None], pair.gather(2, predecessor).squeeze(2)], dim=1)
+
+
+def reranker_terms(
+    scores: Tensor, gold: Tensor, covered: Tensor, target_logits: Tensor, rho: float
+) -> dict[str, Tensor]:
+    """Numerators of Eq. 3, 5 and 13, summed over the oracle prefix, and the size of that set.
+
+    Args:
+        scores: `[N, S, K]` from `teacher_forced_scores`; gold, covered: from `oracle_prefix`.
+        target_logits: the target's logits of the candidates given the true prefix, `[N, S, K]`; a difference of two
+            equals the difference of their log-probabilities, so they need no normaliser.
+        rho: the margin.
+
+    Returns:
+        Scalars `cross_entropy`, `distractor`, `margin`, `covered`.
+    """
+    scores, gold, target_logits = scores[covered], gold[covered], target_logits[covered].float()
+    log_probs = scores.log_softmax(dim=-1)
+    gap = torch.relu(target_logits.gather(1, gold[:, None]) - target_logits)
+    golden = scores.gather(1, gold[:, None]).squeeze(1)
+    rivals = scores.scatter(1, gold[:, None], -torch.inf).amax(dim=1)
+    return {
+        "cross_entropy": -log_probs.gather(1, gold[:, None]).sum(),
+        "distractor": (log_probs.exp() * gap).sum(),
+        # With one candidate there is no rival and the hinge is idle.
+        "margin": torch.relu(rho - (golden - rivals)).sum(),
+        "covered": covered.sum().float(),
+    }
+
+
+def accepted(tokens: Tensor, labels: Tensor, supervised: Tensor) -> Tensor:
+    """Length of the leading run of supervised slots where `tokens` equal `labels`, all `[N, S]`; returns `[N]`."""
+    return ((tokens == labels) & supervised).long().cumprod(dim=-1).sum(dim=-1)

@@ -1,0 +1,119 @@
+"""One training step's arithmetic: target pass, blocks, backbone, vocabulary, head, loss sums and metrics."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..kernels.dispatch import greedy_walk
+from ..modeling_lilicorr.lattice import Block
+from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
+from .anchors import Blocks, block_mask
+from .losses import Objective, accepted, oracle_prefix, reranker_terms, slot_weights, teacher_forced_scores
+from .vocabulary import logits_at, topk_normaliser
+
+
+@torch.no_grad()
+def target_pass(target: PreTrainedModel, input_ids: Tensor, layer_ids: list[int]) -> tuple[Tensor, Tensor]:
+    """The frozen target over `input_ids [batch, S]`: taps `[batch, S, taps * d]` and last states `[batch, S, d]`."""
+    states = target.base_model(input_ids=input_ids, output_hidden_states=True, use_cache=False).hidden_states
+    return torch.cat([states[i + 1] for i in layer_ids], dim=-1), states[-1]
+
+
+class JointObjective(nn.Module):
+    """Drafter and target under the joint loss; `forward` returns loss sums, their denominators and metric sums.
+
+    The target is kept out of the module's parameters: it is frozen, and neither saved nor synchronised.
+    """
+
+    def __init__(self, drafter: LiLiCorrModel, target: PreTrainedModel, objective: Objective) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.objective = objective
+        self._target = (target,)  # a tuple hides it from nn.Module
+
+    def forward(self, input_ids: Tensor, blocks: Blocks) -> dict[str, Tensor]:
+        """Sums over this batch.
+
+        Args:
+            input_ids: `[batch, S]` (int64); blocks: drawn from them by `sample_blocks`.
+
+        Returns:
+            Differentiable numerators `dflash`, and with a LiLiCorr head `cross_entropy`, `distractor`, `margin`;
+            denominators `weight` (of `dflash`) and `covered` (of the others); metric sums `blocks`,
+            `argmax_accepted`, `walk_accepted`, `oracle_accepted`.
+        """
+        (target,) = self._target
+        config, lm_head = self.drafter.config, target.get_output_embeddings()
+        weight, bias = lm_head.weight[: config.vocab_size], getattr(lm_head, "bias", None)
+        taps, last = target_pass(target, input_ids, config.target_layer_ids)
+        context, states = self._block_states(target, input_ids, taps, blocks)
+        rows = blocks.keep.flatten()  # blocks that only fill the width leave here
+        labels = blocks.labels.flatten(0, 1)[rows]
+        supervised = blocks.supervised.flatten(0, 1)[rows]
+        hidden = states[rows, 1:]
+        shape = hidden.shape[:2]
+
+        reranks = config.head_type == "lilicorr"
+        count = self.drafter.head.num_candidates if reranks else 1
+        flat = hidden.flatten(0, 1)
+        normaliser, best = topk_normaliser(flat, weight, bias, count)
+        candidates = best.view(*shape, count)
+        gold_logits = logits_at(flat, weight, bias, labels.reshape(-1, 1)).squeeze(1)
+        weights = slot_weights(shape[1], self.objective.beta, flat.device) * supervised
+        sums = {
+            "dflash": (weights * (normaliser - gold_logits).view(shape)).sum(),
+            "weight": weights.sum(),
+            "blocks": rows.sum().float(),
+            "argmax_accepted": accepted(candidates[..., 0], labels, supervised).sum(),
+        }
+        if reranks:
+            log_probs = (logits_at(flat, weight, bias, best) - normaliser[:, None]).view(candidates.shape)
+            anchors = blocks.anchors.flatten()[rows]
+            sequence = torch.arange(input_ids.shape[0], device=flat.device).repeat_interleave(blocks.anchors.shape[1])
+            before = (anchors - 1).clamp(min=0)
+            block = Block(
+                hidden=hidden,
+                logits=hidden[..., :0],  # not kept: the lattice below comes from the chunked pass
+                anchor_ids=input_ids[sequence[rows], anchors],
+                anchor_state=context[sequence[rows], before],
+                anchor_valid=anchors > 0,
+                embed=target.get_input_embeddings(),
+            )
+            first, pair = self.drafter.head.scores(candidates, log_probs, block)
+            covered, gold = oracle_prefix(candidates, labels, supervised)
+            # Row p + s - 1 of the target scores the token at p + s.
+            places = (anchors[:, None] + torch.arange(shape[1], device=flat.device)).clamp(max=input_ids.shape[1] - 1)
+            seen = last[sequence[rows][:, None], places].flatten(0, 1)
+            target_logits = logits_at(seen, weight, bias, best).view(candidates.shape)
+            scores = teacher_forced_scores(first, pair, gold)
+            sums |= reranker_terms(scores, gold, covered, target_logits, self.objective.rho)
+            picks = greedy_walk(first.detach(), pair.detach())
+            walked = candidates.gather(-1, picks[..., None]).squeeze(-1)
+            sums["walk_accepted"] = accepted(walked, labels, supervised).sum()
+            sums["oracle_accepted"] = covered.sum()
+        return sums
+
+    def _block_states(
+        self, target: PreTrainedModel, input_ids: Tensor, taps: Tensor, blocks: Blocks
+    ) -> tuple[Tensor, Tensor]:
+        """Context rows `[batch, S, d]` and block states `[batch * N, B, d]` under the training mask."""
+        drafter = self.drafter
+        size = drafter.config.block_size
+        context = drafter.project_context(taps.to(drafter.dtype))
+        anchor_ids = input_ids.gather(1, blocks.anchors).flatten()
+        noise = target.get_input_embeddings()(drafter.block_ids(anchor_ids)).to(drafter.dtype)
+        positions = blocks.anchors.reshape(-1, 1) + torch.arange(size, device=input_ids.device)
+        context_positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+        mask = block_mask(blocks.anchors, input_ids.shape[1], size)
+        return context, drafter.decode_block(noise, context, positions, context_positions, mask)
+
+    def loss(self, sums: dict[str, Tensor], denominators: dict[str, Tensor]) -> Tensor:
+        """Eq. 7 (13 with `mu`) from this batch's sums and the denominators `weight`, `covered` of the whole step."""
+        weigh = self.objective
+        loss = sums["dflash"] / denominators["weight"].clamp(min=1e-6)
+        if "cross_entropy" in sums:
+            reranker = (
+                (1 - weigh.mu) * sums["cross_entropy"] + weigh.penalty * sums["distractor"] + weigh.mu * sums["margin"]
+            )
+            loss = loss + weigh.gamma * reranker / denominators["covered"].clamp(min=1.0)
+        return loss

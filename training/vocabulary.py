@@ -1,0 +1,63 @@
+"""Everything that touches the whole vocabulary, chunk by chunk, once.
+
+With a frozen LM head `W` the gradient of a row's log-normaliser is the expectation of `W` under its own softmax. So one
+pass over a chunk of rows yields normaliser, candidates and that gradient; the chunk's logits are dropped at once, and
+memory does not grow with the number of blocks. Every other logit that a loss needs is a dot product with a few rows
+of `W`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..kernels.dispatch import topk_logsumexp
+
+CHUNK_ROWS = 128
+
+
+class _TopKNormaliser(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int) -> Any:
+        needs_grad = states.requires_grad
+        normalisers, indices, expectations = [], [], []
+        for rows in states.split(chunk):
+            logits = F.linear(rows, weight, bias).float()
+            _, best, normaliser = topk_logsumexp(logits, k)
+            normalisers.append(normaliser)
+            indices.append(best)
+            if needs_grad:
+                probabilities = logits.sub_(normaliser[:, None]).exp_().to(weight.dtype)
+                expectations.append(probabilities @ weight)
+        if needs_grad:
+            ctx.save_for_backward(torch.cat(expectations))
+        best_ids = torch.cat(indices)
+        ctx.mark_non_differentiable(best_ids)
+        return torch.cat(normalisers), best_ids
+
+    @staticmethod
+    def backward(ctx: Any, grad_normaliser: Tensor, _: Tensor) -> Any:
+        (expectation,) = ctx.saved_tensors
+        return (grad_normaliser[:, None] * expectation.float()).to(expectation.dtype), None, None, None, None
+
+
+def topk_normaliser(
+    states: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int = CHUNK_ROWS
+) -> tuple[Tensor, Tensor]:
+    """Log-normaliser and top-K ids of `states @ weight.T + bias`, differentiable in `states`.
+
+    Args:
+        states: `[rows, d]`; weight: the frozen LM head `[vocab, d]`; bias: `[vocab]` or `None`.
+        k: candidates a row; chunk: rows whose logits exist at one time.
+
+    Returns:
+        `logsumexp [rows]` (fp32) and `indices [rows, k]` (int64, as `kernels.reference.topk_logsumexp` orders them).
+    """
+    return _TopKNormaliser.apply(states.to(weight.dtype), weight, bias, k, chunk)
+
+
+def logits_at(states: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
+    """Logits of chosen tokens only: `states [rows, d]`, `ids [rows, n]` to `[rows, n]` (fp32), differentiable."""
+    logits = torch.einsum("rd,rnd->rn", states.to(weight.dtype), F.embedding(ids, weight)).float()
+    return logits if bias is None else logits + bias[ids].float()

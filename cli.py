@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from transformers import TextStreamer
+from transformers.utils.logging import disable_progress_bar
 
 from .evaluation.compare import Comparison, answer, compare, decoding_options, draw_block, encode, warm_up
 from .evaluation.drawing import comparison_table, lattice_table
@@ -69,6 +71,7 @@ def generate(
 
 
 def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> Pair:
+    disable_progress_bar()
     try:
         return load_pair(target, {"drafter": drafter}, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     except LoadingError as error:
@@ -77,8 +80,6 @@ def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code:
 
 def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: float, seed: int) -> None:
     """Stream every assisted answer, then time both ways without a streamer, then print the table and one block."""
-    from transformers import TextStreamer
-
     target, tokenizer, drafter = pair.target, pair.tokenizer, pair.drafters["drafter"]
     options = decoding_options(max_new_tokens, temperature)
     comparisons: list[Comparison] = []
@@ -110,7 +111,7 @@ def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: floa
     console.rule()
     console.print(comparison_table(comparisons))
     if block is not None:
-        console.print(lattice_table(block, tokenizer))
+        console.print(lattice_table(block, tokenizer, shown=max(2, min(8, (console.width - 46) // 15))))
     console.print(f"{str(target.dtype).removeprefix('torch.')} on {target.device}", style="dim")
 
 

@@ -71,29 +71,33 @@ def _overall(comparisons: Sequence[Comparison]) -> str:
 
 
 def lattice_table(block: DrawnBlock, tokenizer: PreTrainedTokenizerBase, shown: int = 8) -> Table:
-    """Candidates of every slot, likeliest first; the walk is framed, green while the target agrees, red where it ends.
+    """Candidates of every slot, likeliest first, and the walk: green while the target agrees, red where it ends.
 
     Args:
-        block: from `compare.draw_block`; shown: candidates listed a slot (a picked one further down is added).
+        block: from `compare.draw_block`; shown: candidates listed a slot (the walk's own is always shown).
     """
     candidates = block.lattice.candidates[0].tolist()
     log_probs = block.lattice.log_probs[0].tolist()
-    picks = block.lattice.picks[0].tolist()
-    table = Table(title="one block: candidates by slot, likeliest first; [x] is the walk", show_lines=False)
+    table = Table(title="one block: the walk through each slot's candidates, likeliest first")
     table.add_column("slot", justify="right")
+    table.add_column("walk", no_wrap=True)
+    table.add_column("the target says", no_wrap=True)
     for rank in range(min(shown, len(candidates[0]))):
         table.add_column(f"#{rank + 1}", no_wrap=True, overflow="ellipsis")
-    table.add_column("the target says", no_wrap=True)
-    for slot, pick in enumerate(picks):
-        style = "bold green" if slot < block.accepted else "bold red" if slot == block.accepted else "dim"
+    for slot, pick in enumerate(block.lattice.picks[0].tolist()):
+        if slot < block.accepted:
+            style, mark = "bold green", "✓"
+        elif slot == block.accepted:
+            style, mark = "bold red", "✗"
+        else:
+            style, mark = "dim", " "
         cells = [
             _candidate(tokenizer, token, log_probs[slot][rank], rank == pick, style)
             for rank, token in enumerate(candidates[slot][:shown])
         ]
-        state = "accepted" if slot < block.accepted else "replaced" if slot == block.accepted else "not reached"
-        truth = _word(tokenizer, block.answer_ids[slot])
-        table.add_row(str(slot + 1), *cells, Text(f"{truth}  {state}", style=style))
-    table.caption = f"{block.accepted} of {len(picks)} drafts accepted; a percentage is the drafter's own probability"
+        walk = Text(f"{mark} {_word(tokenizer, block.token_ids[slot])} (#{pick + 1})", style=style)
+        table.add_row(str(slot + 1), walk, Text(_word(tokenizer, block.answer_ids[slot])), *cells)
+    table.caption = f"{block.accepted} of {len(block.token_ids)} drafts accepted (✓); the drafter's probabilities"
     return table
 
 

@@ -71,7 +71,7 @@ def test_generate_shows_table_and_block(folders, head, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "plain tok/s" in result.output and "acceptance length" in result.output
     assert "2 of 2 equal" in result.output
-    assert "candidates by slot" in result.output
+    assert "one block: the walk" in result.output
     assert re.search(r"\d of 4 drafts accepted", result.output)
 
 
@@ -86,7 +86,7 @@ def test_generate_with_one_token_draws_no_block(folders):
     options = ["--prompt", "abc", "--max-new-tokens", 1, "--device", "cpu"]
     result = generate(*options, target=folders / "target", drafter=folders / "lilicorr")
     assert result.exit_code == 0, result.output
-    assert "candidates by slot" not in result.output
+    assert "one block: the walk" not in result.output
 
 
 def test_missing_folders_are_named(folders, tmp_path):

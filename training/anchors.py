@@ -15,12 +15,14 @@ class Blocks:
         keep: bool `[batch, N]`, false for blocks that only fill the width.
         labels: ground truth of slots 1 … B-1, `[batch, N, S]` (int64).
         supervised: bool `[batch, N, S]`: the label exists, belongs to an answer and its block is kept.
+        draws: one uniform number a block, `[batch, N]` (fp32), for objectives that sample slots.
     """
 
     anchors: Tensor
     keep: Tensor
     labels: Tensor
     supervised: Tensor
+    draws: Tensor
 
 
 def sample_blocks(
@@ -50,7 +52,8 @@ def sample_blocks(
     shape = (batch, width, block_size - 1)
     labels = input_ids.gather(1, places).view(shape)
     supervised = loss_mask.gather(1, places).view(shape) & inside & keep[..., None]
-    return Blocks(anchors, keep, labels, supervised)
+    draws = torch.rand(anchors.shape, generator=generator).to(input_ids.device)
+    return Blocks(anchors, keep, labels, supervised, draws)
 
 
 def block_mask(anchors: Tensor, context_length: int, block_size: int) -> Tensor:

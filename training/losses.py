@@ -11,13 +11,18 @@ from torch import Tensor
 
 @dataclass
 class Objective:
-    """Weights of the loss: slot decay `beta` (Eq. 6), `gamma` and `penalty` lambda (Eq. 7), `mu` and `rho` (Eq. 13)."""
+    """Weights of the loss: slot decay `beta` (Eq. 6), `gamma` and `penalty` lambda (Eq. 7), `mu` and `rho` (Eq. 13).
+
+    With `sample_slots` slot `s` enters Eq. 6 with probability `w_s` and weight 1 instead of always and with weight
+    `w_s`: the same loss in expectation, without the vocabulary work of slots that weigh little.
+    """
 
     beta: float = 7.0
     gamma: float = 0.25
     penalty: float = 1.0
     mu: float = 0.0
     rho: float = 2.0
+    sample_slots: bool = False
 
 
 def slot_weights(slots: int, beta: float, device: torch.device | None = None) -> Tensor:
@@ -78,5 +83,5 @@ def reranker_terms(
 
 
 def accepted(tokens: Tensor, labels: Tensor, supervised: Tensor) -> Tensor:
-    """Length of the leading run of supervised slots where `tokens` equal `labels`, all `[N, S]`; returns `[N]`."""
-    return ((tokens == labels) & supervised).long().cumprod(dim=-1).sum(dim=-1)
+    """The leading run of supervised slots where `tokens` equal `labels`, all `[N, S]`; returns 0 or 1, `[N, S]`."""
+    return ((tokens == labels) & supervised).long().cumprod(dim=-1)

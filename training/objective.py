@@ -55,16 +55,25 @@ class JointObjective(nn.Module):
 
         reranks = config.head_type == "lilicorr"
         count = self.drafter.head.num_candidates if reranks else 1
-        flat = hidden.flatten(0, 1)
-        normaliser, best = topk_normaliser(flat, weight, bias, count)
-        candidates = best.view(*shape, count)
-        gold_logits = logits_at(flat, weight, bias, labels.reshape(-1, 1)).squeeze(1)
-        weights = slot_weights(shape[1], self.objective.beta, flat.device) * supervised
+        share = slot_weights(shape[1], self.objective.beta, hidden.device)
+        counted, weights = supervised, share * supervised
+        if self.objective.sample_slots:
+            counted = supervised & (blocks.draws.flatten()[rows][:, None] <= share)
+            weights = counted.float()
+        # A lattice needs the candidates of every slot; without one, only slots that enter the loss are worked out.
+        needed = torch.ones_like(counted) if reranks else counted
+        flat = hidden[needed]
+        normaliser, best = topk_normaliser(flat, weight, bias, count, counted[needed])
+        gold_logits = logits_at(flat, weight, bias, labels[needed][:, None]).squeeze(1)
+        candidates = labels.new_full((*shape, count), -1)
+        candidates[needed] = best
+        run = accepted(candidates[..., 0], labels, counted)
         sums = {
-            "dflash": (weights * (normaliser - gold_logits).view(shape)).sum(),
+            "dflash": (weights[needed] * (normaliser - gold_logits)).sum(),
             "weight": weights.sum(),
             "blocks": rows.sum().float(),
-            "argmax_accepted": accepted(candidates[..., 0], labels, supervised).sum(),
+            # A slot that is looked at with probability w counts 1 / w, which keeps the mean unbiased.
+            "argmax_accepted": (run / share).sum() if self.objective.sample_slots else run.sum(),
         }
         if reranks:
             log_probs = (logits_at(flat, weight, bias, best) - normaliser[:, None]).view(candidates.shape)
@@ -90,6 +99,7 @@ class JointObjective(nn.Module):
             picks = greedy_walk(first.detach(), pair.detach())
             walked = candidates.gather(-1, picks[..., None]).squeeze(-1)
             sums["walk_accepted"] = accepted(walked, labels, supervised).sum()
+            sums["argmax_accepted"] = accepted(candidates[..., 0], labels, supervised).sum()
             sums["oracle_accepted"] = covered.sum()
         return sums
 

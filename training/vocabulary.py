@@ -19,19 +19,24 @@ CHUNK_ROWS = 128
 
 class _TopKNormaliser(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int) -> Any:
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, k: int, active: Tensor, chunk: int
+    ) -> Any:
         needs_grad = states.requires_grad
-        normalisers, indices, expectations = [], [], []
-        for rows in states.split(chunk):
-            logits = F.linear(rows, weight, bias).float()
+        normalisers, indices = [], []
+        expectation = torch.zeros_like(states) if needs_grad else None
+        for start in range(0, states.shape[0], chunk):
+            rows = slice(start, start + chunk)
+            logits = F.linear(states[rows], weight, bias).float()
             _, best, normaliser = topk_logsumexp(logits, k)
             normalisers.append(normaliser)
             indices.append(best)
-            if needs_grad:
-                probabilities = logits.sub_(normaliser[:, None]).exp_().to(weight.dtype)
-                expectations.append(probabilities @ weight)
+            if expectation is not None:
+                chosen = active[rows].nonzero().squeeze(1)
+                probabilities = logits[chosen].sub_(normaliser[chosen, None]).exp_().to(weight.dtype)
+                expectation[start + chosen] = probabilities @ weight
         if needs_grad:
-            ctx.save_for_backward(torch.cat(expectations))
+            ctx.save_for_backward(expectation)
         best_ids = torch.cat(indices)
         ctx.mark_non_differentiable(best_ids)
         return torch.cat(normalisers), best_ids
@@ -39,22 +44,25 @@ class _TopKNormaliser(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_normaliser: Tensor, _: Tensor) -> Any:
         (expectation,) = ctx.saved_tensors
-        return (grad_normaliser[:, None] * expectation.float()).to(expectation.dtype), None, None, None, None
+        return (grad_normaliser[:, None] * expectation.float()).to(expectation.dtype), None, None, None, None, None
 
 
 def topk_normaliser(
-    states: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int = CHUNK_ROWS
+    states: Tensor, weight: Tensor, bias: Tensor | None, k: int, active: Tensor | None = None, chunk: int = CHUNK_ROWS
 ) -> tuple[Tensor, Tensor]:
     """Log-normaliser and top-K ids of `states @ weight.T + bias`, differentiable in `states`.
 
     Args:
         states: `[rows, d]`; weight: the frozen LM head `[vocab, d]`; bias: `[vocab]` or `None`.
         k: candidates a row; chunk: rows whose logits exist at one time.
+        active: bool `[rows]`, false where the normaliser counts as a constant; `None`: all rows get a gradient.
 
     Returns:
         `logsumexp [rows]` (fp32) and `indices [rows, k]` (int64, as `kernels.reference.topk_logsumexp` orders them).
     """
-    return _TopKNormaliser.apply(states.to(weight.dtype), weight, bias, k, chunk)
+    if active is None:
+        active = torch.ones(states.shape[0], dtype=torch.bool, device=states.device)
+    return _TopKNormaliser.apply(states.to(weight.dtype), weight, bias, k, active, chunk)
 
 
 def logits_at(states: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:

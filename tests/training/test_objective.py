@@ -137,3 +137,21 @@ def test_no_head_trains_on_the_drafter_loss_only(setup):
     sums = joint(input_ids, blocks)
     assert "cross_entropy" not in sums
     torch.testing.assert_close(joint.loss(sums, sums), sums["dflash"] / sums["weight"])
+
+
+def test_sampled_slots_give_the_same_loss_in_expectation_and_the_same_reranker_terms(setup):
+    target, drafter, input_ids, blocks = setup
+    full = JointObjective(drafter, target, Objective(beta=2.0))(input_ids, blocks)
+    sampling = JointObjective(drafter, target, Objective(beta=2.0, sample_slots=True))
+    mean = {"dflash": 0.0, "weight": 0.0}
+    draws = 400
+    for i in range(draws):
+        # Evenly spread draws make the mean over them exact up to their spacing.
+        blocks.draws = torch.full_like(blocks.draws, (i + 0.5) / draws)
+        with torch.no_grad():
+            sums = sampling(input_ids, blocks)
+        for name in mean:
+            mean[name] += float(sums[name]) / draws
+        torch.testing.assert_close(sums["cross_entropy"], full["cross_entropy"])
+    assert mean["dflash"] == pytest.approx(float(full["dflash"]), rel=0.01)
+    assert mean["weight"] == pytest.approx(float(full["weight"]), rel=0.01)

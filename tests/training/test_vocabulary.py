@@ -12,7 +12,7 @@ def test_chunked_normaliser_and_its_gradient_equal_the_dense_ones(biased, chunk)
     states = torch.randn(13, 8, requires_grad=True)
     dense = states.detach().clone().requires_grad_()
     upstream = torch.randn(13)
-    normaliser, indices = topk_normaliser(states, weight, bias, 5, chunk)
+    normaliser, indices = topk_normaliser(states, weight, bias, 5, chunk=chunk)
     logits = torch.nn.functional.linear(dense, weight, bias)
     _, expected_indices, expected = topk_logsumexp(logits, 5)
     assert torch.equal(indices, expected_indices)
@@ -36,3 +36,12 @@ def test_logits_at_equals_the_gathered_dense_logits_with_gradient():
 def test_without_gradient_nothing_is_kept():
     normaliser, _ = topk_normaliser(torch.randn(4, 6), torch.randn(31, 6), None, 2)
     assert not normaliser.requires_grad
+
+
+def test_inactive_rows_count_as_constants():
+    torch.manual_seed(0)
+    weight, states = torch.randn(31, 6), torch.randn(5, 6, requires_grad=True)
+    active = torch.tensor([True, False, True, False, False])
+    normaliser, _ = topk_normaliser(states, weight, None, 2, active, chunk=2)
+    normaliser.sum().backward()
+    assert states.grad.any(dim=1).tolist() == active.tolist()

@@ -20,15 +20,19 @@ DEMO_PROMPTS = [
     "Explain in simple words why the sky is blue.",
 ]
 
-app = typer.Typer(
-    help="Lossless speculative decoding inside Transformers.", no_args_is_help=True, pretty_exceptions_show_locals=False
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 console = Console()
 
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", help="A user message; may be given several times.")]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens of each answer at most.")]
 Dtype = Annotated[str, typer.Option(help="auto, fp32 or bf16; auto is bf16 only where the hardware is fast at it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+
+
+@app.callback()
+def quiet() -> None:
+    """Lossless speculative decoding inside Transformers."""
+    disable_progress_bar()
 
 
 @app.command()
@@ -71,7 +75,6 @@ def generate(
 
 
 def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> Pair:
-    disable_progress_bar()
     try:
         return load_pair(target, {"drafter": drafter}, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     except LoadingError as error:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -36,7 +37,7 @@ from rich.progress import track
 from rich.table import Table
 
 PLAIN = "plain"
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 140)  # a table in a file must not wrap
 
 
 def main(
@@ -99,12 +100,19 @@ def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
         )
     queues = []
     for file in files:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        turns = [next(m["content"] for m in row["messages"] if m["role"] == "user") for row in rows]
+        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        turns = [_first_turn(line, f"{file} line {number}") for number, line in lines if line.strip()]
         random.Random(seed).shuffle(turns)
         queues.append([(file.stem, turn) for turn in turns[:count]])
     in_turn = [queue[i] for i in range(count) for queue in queues if i < len(queue)]
     return in_turn[:count]
+
+
+def _first_turn(line: str, place: str) -> str:
+    try:
+        return next(m["content"] for m in json.loads(line)["messages"] if m["role"] == "user")
+    except (json.JSONDecodeError, KeyError, TypeError, StopIteration):
+        raise SystemExit(f"{place} is not a JSON object with messages and a user turn; mend or remove it.") from None
 
 
 def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,8 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..candidate_generator.lilicorr_generator import check_request
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -81,9 +83,11 @@ def load_pair(
     loaded = {name: _load(AutoModel, "drafter", path, **options) for name, path in drafters.items()}
     for path, drafter in zip(drafters.values(), loaded.values(), strict=True):
         if not hasattr(drafter, "get_candidate_generator"):
-            raise LoadingError(
-                f"{path} holds a {type(drafter).__name__}, which is not a drafter for assisted generation."
-            )
+            raise LoadingError(f"{path} holds a {type(drafter).__name__}, not a drafter; swap --target and --drafter?")
+        try:
+            check_request(drafter, model, torch.zeros(1, 1, dtype=torch.long))
+        except ValueError as error:
+            raise LoadingError(f"The drafter {path} does not fit: {error}") from None
     return Pair(model.to(place).eval(), tokenizer, {name: d.to(place).eval() for name, d in loaded.items()})
 
 

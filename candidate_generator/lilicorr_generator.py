@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import output_capturing
@@ -55,8 +55,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         check_request(drafter, target, input_ids)
         self.drafter = drafter
         self.figures = drafter.last_generation = GenerationFigures()
-        self._embedding: nn.Module = target.get_input_embeddings()
-        self._lm_head: nn.Module = target.get_output_embeddings()
+        self._embedding: Any = target.get_input_embeddings()
+        self._lm_head: Any = target.get_output_embeddings()
         self._target_dtype = target.dtype
         self._max_length: int = generation_config.max_length
         eos = generation_config.eos_token_id
@@ -172,16 +172,16 @@ class RidingContext:
     @classmethod
     def board(cls, target_cache: Any, drafter: "LiLiCorrModel", rows: int) -> "RidingContext":
         """The context riding with `target_cache` if it is `drafter`'s and knows at most its `rows`, else a new one."""
-        riding = getattr(target_cache, _RIDING, None)
-        fits = isinstance(riding, cls) and riding.drafter() is drafter and riding.rows <= rows
-        if not fits or riding.placement != (drafter.device, drafter.dtype):
+        riding: Any = getattr(target_cache, _RIDING, None)
+        ours = isinstance(riding, cls) and riding.drafter() is drafter and riding.rows <= rows
+        if not ours or riding.placement != (drafter.device, drafter.dtype):
             riding = cls(drafter)
             setattr(target_cache, _RIDING, riding)
         return riding
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RidingContext":
-        copied = copy.copy(self)
-        copied.cache = copy.deepcopy(self.cache, memo)
+        copied = object.__new__(type(self))
+        copied.__dict__ = self.__dict__ | {"cache": copy.deepcopy(self.cache, memo)}
         return copied
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -1,0 +1,78 @@
+"""What cannot work says so in one sentence, before anything is decoded."""
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+
+def refuses(target, drafter, ids, match, error=ValueError, **options):
+    options = {"max_new_tokens": 4, "do_sample": False} | options
+    with pytest.raises(error, match=match) as caught:
+        target.generate(ids, assistant_model=drafter, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_row_08_batch(llama, llama_drafter, prompt):
+    refuses(llama, llama_drafter, prompt(4).repeat(2, 1), "batch of 2 prompts.*call it once for each prompt")
+
+
+def test_row_20_wrong_vocabulary(new_target, llama_drafter, prompt, tokenizer):
+    target = new_target("llama", vocab_size=112)
+    refuses(target, llama_drafter, prompt(4), "different tokenizers")  # Transformers' own check comes first
+    with pytest.raises(ValueError, match="vocab_size 112, but this drafter was made for a target with 97"):
+        ask(target, llama_drafter, prompt(4))
+
+
+def ask(target, drafter, ids):
+    drafter.get_candidate_generator(target, generation_config=target.generation_config, model_kwargs={}, input_ids=ids)
+
+
+def test_wrong_hidden_size(new_target, llama_drafter, prompt):
+    refuses(new_target("llama", hidden_size=64), llama_drafter, prompt(4), "hidden_size 64.*target with 32")
+
+
+def test_wrong_layer_count(new_target, llama_drafter, prompt):
+    refuses(new_target("llama", num_hidden_layers=7), llama_drafter, prompt(4), "num_hidden_layers 7.*target with 6")
+
+
+def test_encoder_decoder(llama_drafter, prompt):
+    config = T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    refuses(T5ForConditionalGeneration(config), llama_drafter, prompt(4), "is an encoder-decoder.*decoder-only")
+
+
+def test_target_without_head(llama, llama_drafter, prompt, monkeypatch):
+    monkeypatch.setattr(type(llama), "get_output_embeddings", lambda self: None)
+    refuses(llama, llama_drafter, prompt(4), "shows no input embedding or no LM head.*causal LM class")
+
+
+def test_row_26_without_cache(llama, llama_drafter, prompt):
+    refuses(llama, llama_drafter, prompt(4), "requires.*cache", (RuntimeError, ValueError), use_cache=False)
+
+
+def test_row_31_more_than_one_answer(llama, llama_drafter, prompt):
+    refuses(llama, llama_drafter, prompt(4), "num_return_sequences has to be 1", num_return_sequences=2, do_sample=True)
+
+
+def test_row_31_beam_search_is_plain_beam_search(llama, llama_drafter, prompt):
+    """Transformers warns, leaves the drafter out and never asks it, so its result is exactly beam search's."""
+    ids = prompt(4)
+    plain = llama.generate(ids, max_new_tokens=8, num_beams=3, do_sample=False)
+    llama_drafter.last_generation = None
+    out = llama.generate(ids, max_new_tokens=8, num_beams=3, do_sample=False, assistant_model=llama_drafter)
+    assert torch.equal(out, plain)
+    assert llama_drafter.last_generation is None
+
+
+def test_row_19_cache_that_cannot_be_cropped(llama, llama_drafter, prompt, monkeypatch):
+    from transformers import DynamicCache
+
+    class Uncroppable(DynamicCache):
+        is_croppable = False
+
+        def crop(self, *args, **kwargs):
+            raise ValueError("this cache cannot be cropped")
+
+    with pytest.raises(ValueError, match="cropped"):
+        for name in ("cache", "past_key_values"):
+            options = {"max_new_tokens": 4, "do_sample": False, "assistant_model": llama_drafter}
+            llama.generate(prompt(4), **{name: Uncroppable(config=llama.config)}, **options)

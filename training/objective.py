@@ -1,4 +1,4 @@
-"""One training step's arithmetic: target pass, blocks, backbone, vocabulary, head, loss sums and metrics."""
+"""One training step's arithmetic: blocks, backbone, vocabulary, head, loss sums and metrics."""
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,6 @@ from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import Blocks, block_mask
 from .losses import Objective, accepted, oracle_prefix, reranker_terms, slot_weights, teacher_forced_scores
 from .vocabulary import logits_at, topk_normaliser
-
-
-@torch.no_grad()
-def target_pass(target: PreTrainedModel, input_ids: Tensor, layer_ids: list[int]) -> tuple[Tensor, Tensor]:
-    """The frozen target over `input_ids [batch, S]`: taps `[batch, S, taps * d]` and last states `[batch, S, d]`."""
-    states = target.base_model(input_ids=input_ids, output_hidden_states=True, use_cache=False).hidden_states
-    return torch.cat([states[i + 1] for i in layer_ids], dim=-1), states[-1]
 
 
 class JointObjective(nn.Module):
@@ -31,11 +24,12 @@ class JointObjective(nn.Module):
         self.objective = objective
         self._target = (target,)  # a tuple hides it from nn.Module
 
-    def forward(self, input_ids: Tensor, blocks: Blocks) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
         """Sums over this batch.
 
         Args:
             input_ids: `[batch, S]` (int64); blocks: drawn from them by `sample_blocks`.
+            taps: `[batch, S, taps * d]`; last: `[batch, S, d]`: the target's states of these rows.
 
         Returns:
             Differentiable numerators `dflash`, and with a LiLiCorr head `cross_entropy`, `distractor`, `margin`;
@@ -45,7 +39,6 @@ class JointObjective(nn.Module):
         (target,) = self._target
         config, lm_head = self.drafter.config, target.get_output_embeddings()
         weight, bias = lm_head.weight[: config.vocab_size], getattr(lm_head, "bias", None)
-        taps, last = target_pass(target, input_ids, config.target_layer_ids)
         context, states = self._block_states(target, input_ids, taps, blocks)
         rows = blocks.keep.flatten()  # blocks that only fill the width leave here
         labels = blocks.labels.flatten(0, 1)[rows]

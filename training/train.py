@@ -21,6 +21,7 @@ from .checkpoint import load_state, save_state
 from .data import Example, batches, collate, load_examples
 from .losses import Objective
 from .objective import JointObjective
+from .target import TargetStates
 from .warm_start import start_from_target
 
 
@@ -35,6 +36,8 @@ class TrainSettings:
         init: folder of a LiLiCorr checkpoint whose backbone (and head, if of the same type) to start from; without
             one, `from_target` starts the backbone from the target's last layers where they fit.
         head_type, block_size, config: the drafter; `config` holds further `LiLiCorrConfig` arguments.
+        states: folder that keeps the target's states, or `None` to run the target at every step.
+        max_examples: use only this many answers (0: all), so that kept states are met again.
         max_length: tokens a sequence; loop_limit: see `load_examples`.
         batch_size: sequences a step and process; anchors: blocks a sequence.
         steps: optimiser steps in all, or 0 to derive them from `epochs`.
@@ -53,6 +56,8 @@ class TrainSettings:
     head_type: str = "lilicorr"
     block_size: int = 16
     config: dict[str, Any] = field(default_factory=dict)
+    states: str | None = None
+    max_examples: int = 0
     max_length: int = 3072
     loop_limit: int = 0
     batch_size: int = 4
@@ -75,7 +80,7 @@ class TrainSettings:
     def identity(self) -> dict[str, Any]:
         """What must not change between a run and its continuation."""
         settings = asdict(self)
-        for free in ("output", "save_minutes", "log_every"):
+        for free in ("output", "states", "save_minutes", "log_every"):
             settings.pop(free)
         return settings
 
@@ -94,14 +99,19 @@ def train(settings: TrainSettings) -> Path:
     target = AutoModelForCausalLM.from_pretrained(settings.target, dtype=getattr(torch, settings.dtype))
     target = target.eval().requires_grad_(False).to(accelerator.device)
     examples = load_examples(settings.data, tokenizer, settings.max_length, settings.loop_limit)
+    if settings.max_examples:
+        chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(settings.seed))
+        examples = [examples[i] for i in chosen[: settings.max_examples].tolist()]
     drafter = build_drafter(settings, target, len(tokenizer))
     optimizer = build_optimizer(drafter, settings)
     groups_a_epoch = len(batches(examples, settings.batch_size, settings.seed, 0)) // accelerator.num_processes
     total = settings.steps or max(1, round(settings.epochs * groups_a_epoch))
     step = load_state(output, drafter, optimizer, settings.identity())
     joint = JointObjective(drafter, target, settings.objective)
+    folder = Path(settings.states) if settings.states else None
+    states = TargetStates(target, drafter.config.target_layer_ids, folder)
     wrapped, optimizer = accelerator.prepare(joint, optimizer)
-    _run(settings, accelerator, joint, wrapped, optimizer, examples, step, total)
+    _run(settings, accelerator, joint, wrapped, optimizer, states, examples, step, total)
     finished = output / "checkpoint"
     if accelerator.is_main_process:
         drafter.to(torch.bfloat16).save_pretrained(finished)
@@ -160,6 +170,7 @@ def _run(
     joint: JointObjective,
     wrapped: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
+    states: TargetStates,
     examples: list[Example],
     step: int,
     total: int,
@@ -176,17 +187,17 @@ def _run(
         if step // steps_an_epoch != epoch:
             epoch = step // steps_an_epoch
             order = batches(examples, settings.batch_size, settings.seed, epoch)
-        group = order[(step % steps_an_epoch) * processes + rank]
-        batch = collate([examples[i] for i in group])
+        group = [examples[i] for i in order[(step % steps_an_epoch) * processes + rank]]
+        batch = collate(group)
         generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + step) * 1_009 + rank)
         input_ids = batch.input_ids.to(device)
         blocks = sample_blocks(input_ids, batch.loss_mask.to(device), settings.block_size, settings.anchors, generator)
-        sums = wrapped(input_ids, blocks)
+        sums = wrapped(input_ids, *states(group, batch), blocks)
         # Gradients are averaged over processes, so each loss is its share of the global mean times their number.
         counts = {k: sums[k].detach() / processes for k in ("weight", "covered") if k in sums}
         loss = joint.loss(sums, accelerator.reduce(counts, "sum"))
         if not torch.isfinite(loss):
-            raise ValueError(f"The loss is {loss.item()} at step {step} on {[examples[i].id for i in group]}.")
+            raise ValueError(f"The loss is {loss.item()} at step {step} on {[example.id for example in group]}.")
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(wrapped.parameters(), settings.clip)
         rate = _cosine(step, max(1, round(settings.warmup * total)), total, settings.final_rate)

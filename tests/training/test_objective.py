@@ -5,6 +5,7 @@ from lilicorr.kernels.reference import lattice_scores, topk_logsumexp
 from lilicorr.training.anchors import sample_blocks
 from lilicorr.training.losses import Objective
 from lilicorr.training.objective import JointObjective
+from lilicorr.training.target import target_pass
 from transformers import AutoModelForCausalLM
 
 BLOCK = 5
@@ -26,6 +27,11 @@ def setup(target_folder):
     loss_mask[1, 9:16] = True
     blocks = sample_blocks(input_ids, loss_mask, BLOCK, 6, torch.Generator().manual_seed(0))
     return target, drafter, input_ids, blocks
+
+
+def run(joint, input_ids, blocks):
+    (target,) = joint._target
+    return joint(input_ids, *target_pass(target, input_ids, joint.drafter.config.target_layer_ids), blocks)
 
 
 def naive_sums(target, drafter, input_ids, blocks, objective):
@@ -83,7 +89,7 @@ def test_chunked_objective_and_gradients_equal_the_equations_block_by_block(setu
     target, drafter, input_ids, blocks = setup
     objective = Objective(beta=3.0, gamma=0.5, penalty=0.7, mu=0.3, rho=1.0)
     joint = JointObjective(drafter, target, objective)
-    sums = joint(input_ids, blocks)
+    sums = run(joint, input_ids, blocks)
     expected = naive_sums(target, drafter, input_ids, blocks, objective)
     assert expected["covered"] > 8, "the fixture must exercise pairs, not only first slots"
     for name, value in expected.items():
@@ -104,7 +110,7 @@ def test_chunked_objective_and_gradients_equal_the_equations_block_by_block(setu
 
 def test_reranker_loss_alone_reaches_the_backbone_but_not_the_target(setup):
     target, drafter, input_ids, blocks = setup
-    sums = JointObjective(drafter, target, Objective())(input_ids, blocks)
+    sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
     grads = gradients(drafter, sums["cross_entropy"])
     assert grads["fc.weight"].any() and grads["layers.0.self_attn.q_proj.weight"].any()
     assert all(p.grad is None for p in target.parameters())
@@ -113,7 +119,7 @@ def test_reranker_loss_alone_reaches_the_backbone_but_not_the_target(setup):
 def test_walk_metric_is_the_decode_loop_on_the_same_block(setup):
     target, drafter, input_ids, blocks = setup
     drafter.eval()
-    sums = JointObjective(drafter, target, Objective())(input_ids, blocks)
+    sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
     outputs = target(input_ids, output_hidden_states=True)
     taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
     total = 0
@@ -134,14 +140,14 @@ def test_no_head_trains_on_the_drafter_loss_only(setup):
     target, _, input_ids, blocks = setup
     config = LiLiCorrConfig.for_target(target.config, mask_token_id=3, block_size=BLOCK, head_type="none")
     joint = JointObjective(LiLiCorrModel(config), target, Objective())
-    sums = joint(input_ids, blocks)
+    sums = run(joint, input_ids, blocks)
     assert "cross_entropy" not in sums
     torch.testing.assert_close(joint.loss(sums, sums), sums["dflash"] / sums["weight"])
 
 
 def test_sampled_slots_give_the_same_loss_in_expectation_and_the_same_reranker_terms(setup):
     target, drafter, input_ids, blocks = setup
-    full = JointObjective(drafter, target, Objective(beta=2.0))(input_ids, blocks)
+    full = run(JointObjective(drafter, target, Objective(beta=2.0)), input_ids, blocks)
     sampling = JointObjective(drafter, target, Objective(beta=2.0, sample_slots=True))
     mean = {"dflash": 0.0, "weight": 0.0}
     draws = 400
@@ -149,7 +155,7 @@ def test_sampled_slots_give_the_same_loss_in_expectation_and_the_same_reranker_t
         # Evenly spread draws make the mean over them exact up to their spacing.
         blocks.draws = torch.full_like(blocks.draws, (i + 0.5) / draws)
         with torch.no_grad():
-            sums = sampling(input_ids, blocks)
+            sums = run(sampling, input_ids, blocks)
         for name in mean:
             mean[name] += float(sums[name]) / draws
         torch.testing.assert_close(sums["cross_entropy"], full["cross_entropy"])

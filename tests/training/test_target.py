@@ -1,0 +1,40 @@
+import pytest
+import torch
+from lilicorr.training import target as target_module
+from lilicorr.training.data import Example, collate
+from lilicorr.training.target import TargetStates
+from transformers import AutoModelForCausalLM
+
+EXAMPLES = [Example("a", [5, 6, 7], [8, 9]), Example("b", [5, 9], [10, 11, 12, 13])]
+
+
+@pytest.fixture
+def target(target_folder):
+    return AutoModelForCausalLM.from_pretrained(target_folder).eval()
+
+
+def test_kept_states_equal_a_fresh_pass_on_every_real_row(target, tmp_path):
+    batch = collate(EXAMPLES)
+    fresh = TargetStates(target, [1, 3], None)(EXAMPLES, batch)
+    keeping = TargetStates(target, [1, 3], tmp_path)
+    for kept in (keeping(EXAMPLES, batch), keeping(EXAMPLES, batch)):
+        for ours, theirs in zip(kept, fresh, strict=True):
+            assert ours.shape == theirs.shape
+            for row, example in enumerate(EXAMPLES):
+                real = slice(0, len(example))
+                torch.testing.assert_close(ours[row, real], theirs[row, real], rtol=1e-2, atol=1e-2)
+
+
+def test_a_sequence_runs_through_the_target_once(target, tmp_path, monkeypatch):
+    calls = []
+    original = target_module.target_pass
+    monkeypatch.setattr(target_module, "target_pass", lambda *a: calls.append(1) or original(*a))
+    for _ in range(3):
+        TargetStates(target, [1, 3], tmp_path)(EXAMPLES, collate(EXAMPLES))
+    assert len(calls) == len(EXAMPLES)
+
+
+def test_states_of_other_layers_are_refused(target, tmp_path):
+    TargetStates(target, [1, 3], tmp_path)
+    with pytest.raises(ValueError, match="another target or of other layers"):
+        TargetStates(target, [1, 2], tmp_path)

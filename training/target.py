@@ -1,0 +1,70 @@
+"""The frozen target's side of training: its tapped and last states, computed on the spot or kept on disk."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from .data import Batch, Example
+
+
+@torch.no_grad()
+def target_pass(target: PreTrainedModel, input_ids: Tensor, layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The target over `input_ids [batch, S]`: taps `[batch, S, taps * d]` and last states, normed, `[batch, S, d]`."""
+    states = target.base_model(input_ids=input_ids, output_hidden_states=True, use_cache=False).hidden_states
+    return torch.cat([states[i + 1] for i in layer_ids], dim=-1), states[-1]
+
+
+class TargetStates:
+    """States of training sequences; with a folder each sequence is run once and read back (bf16) ever after.
+
+    Args:
+        target: frozen; layer_ids: its layers to tap.
+        folder: where to keep states, about `2 * (taps + 1) * d` bytes a token, or `None` to run the target every time.
+
+    Raises:
+        ValueError: if the folder holds the states of another target or of other layers.
+    """
+
+    def __init__(self, target: PreTrainedModel, layer_ids: Sequence[int], folder: Path | None) -> None:
+        self.target, self.layer_ids, self.folder = target, list(layer_ids), folder
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest, described = folder / "manifest.json", self._describe()
+        if not manifest.exists():
+            manifest.write_text(json.dumps(described))
+        elif json.loads(manifest.read_text()) != described:
+            raise ValueError(f"{folder} keeps the states of another target or of other layers; choose another folder.")
+
+    def __call__(self, examples: Sequence[Example], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Taps `[batch, S, taps * d]` and last states `[batch, S, d]` of `batch`, collated from `examples`."""
+        if self.folder is None:
+            return target_pass(self.target, batch.input_ids.to(self.target.device), self.layer_ids)
+        rows = [self._kept(example.prompt_ids + example.answer_ids) for example in examples]
+        taps, last = (pad_sequence(list(states), batch_first=True) for states in zip(*rows, strict=True))
+        return taps, last
+
+    def _kept(self, ids: list[int]) -> tuple[Tensor, Tensor]:
+        assert self.folder is not None
+        device, dtype = self.target.device, self.target.dtype
+        path = self.folder / f"{hashlib.sha256(repr(ids).encode()).hexdigest()[:24]}.safetensors"
+        if path.exists():
+            states = load_file(path)
+            return states["taps"].to(device, dtype), states["last"].to(device, dtype)
+        taps, last = (x[0] for x in target_pass(self.target, torch.tensor([ids], device=device), self.layer_ids))
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        save_file({"taps": taps.bfloat16().contiguous(), "last": last.bfloat16().contiguous()}, unfinished)
+        os.replace(unfinished, path)
+        return taps.bfloat16().to(dtype), last.bfloat16().to(dtype)
+
+    def _describe(self) -> dict[str, object]:
+        weights = self.target.get_output_embeddings().weight
+        return {"layer_ids": self.layer_ids, "shape": list(weights.shape), "probe": weights[-1, :8].float().tolist()}

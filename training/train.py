@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,70 +18,10 @@ from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import sample_blocks
 from .checkpoint import load_state, save_state
 from .data import Example, batches, collate, load_examples
-from .losses import Objective
 from .objective import JointObjective
+from .settings import TrainSettings
 from .target import TargetStates
 from .warm_start import start_from_target
-
-
-@dataclass
-class TrainSettings:
-    """Everything that defines a run.
-
-    Attributes:
-        target: folder or Hub id of the frozen target.
-        data: JSONL files of `lilicorr regenerate`.
-        output: folder for the checkpoint, the log and the state to resume from.
-        init: folder of a LiLiCorr checkpoint whose backbone (and head, if of the same type) to start from; without
-            one, `from_target` starts the backbone from the target's last layers where they fit.
-        head_type, block_size, config: the drafter; `config` holds further `LiLiCorrConfig` arguments.
-        states: folder that keeps the target's states, or `None` to run the target at every step.
-        max_examples: use only this many answers (0: all), so that kept states are met again.
-        max_length: tokens a sequence; loop_limit: see `load_examples`.
-        batch_size: sequences a step and process; anchors: blocks a sequence.
-        steps: optimiser steps in all, or 0 to derive them from `epochs`.
-        learning_rate, head_learning_rate, head_weight_decay, warmup, clip: the paper's Table 4.
-        final_rate: what the cosine decays to, as a share of the peak (a later stage may take over there).
-        objective: weights of the loss.
-        dtype: the target's dtype; mixed_precision: `"no"` or `"bf16"` for the drafter, whose weights stay in fp32.
-        seed: of initialisation, order and anchors; save_minutes: how often the state is saved; log_every: steps.
-    """
-
-    target: str
-    data: list[str]
-    output: str
-    init: str | None = None
-    from_target: bool = True
-    head_type: str = "lilicorr"
-    block_size: int = 16
-    config: dict[str, Any] = field(default_factory=dict)
-    states: str | None = None
-    max_examples: int = 0
-    max_length: int = 3072
-    loop_limit: int = 0
-    batch_size: int = 4
-    anchors: int = 512
-    epochs: float = 1.0
-    steps: int = 0
-    learning_rate: float = 6e-4
-    head_learning_rate: float = 1.5e-4
-    head_weight_decay: float = 0.01
-    warmup: float = 0.04
-    final_rate: float = 0.0
-    clip: float = 1.0
-    objective: Objective = field(default_factory=Objective)
-    dtype: str = "float32"
-    mixed_precision: str = "no"
-    seed: int = 0
-    save_minutes: float = 5.0
-    log_every: int = 20
-
-    def identity(self) -> dict[str, Any]:
-        """What must not change between a run and its continuation."""
-        settings = asdict(self)
-        for free in ("output", "states", "save_minutes", "log_every"):
-            settings.pop(free)
-        return settings
 
 
 def train(settings: TrainSettings) -> Path:

@@ -6,7 +6,8 @@ from lilicorr import LiLiCorrModel
 from lilicorr.training import train as train_module
 from lilicorr.training.losses import Objective
 from lilicorr.training.regenerate import regenerate
-from lilicorr.training.train import TrainSettings, train
+from lilicorr.training.settings import TrainSettings
+from lilicorr.training.train import train
 from safetensors.torch import load_file
 
 

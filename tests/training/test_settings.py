@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import pytest
+from lilicorr.training import settings as settings_module
+from lilicorr.training.settings import TrainSettings
+
+RECIPES = sorted((Path(settings_module.__file__).parent / "recipes").rglob("*.yaml"))
+REQUIRED = {"target": "t", "data": ["d"], "output": "o"}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_in_the_repository_reads(path):
+    settings = TrainSettings.from_recipe(path, **REQUIRED)
+    assert isinstance(settings.learning_rate, float) and settings.objective.beta > 0
+
+
+def test_the_two_arms_differ_in_the_head_only():
+    arms = [TrainSettings.from_recipe(p, **REQUIRED).identity() for p in RECIPES if p.stem.startswith("2-")]
+    assert len(arms) == 2
+    differing = {key for key in arms[0] if arms[0][key] != arms[1][key]}
+    assert differing == {"head_type", "head_learning_rate"}
+
+
+def test_options_win_over_the_file(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("steps: 5\nobjective: {gamma: 0.5}\n")
+    settings = TrainSettings.from_recipe(path, **REQUIRED, steps=7)
+    assert settings.steps == 7 and settings.objective.gamma == 0.5 and settings.objective.penalty == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step: 5", "sets 'step', which is none of target"),
+        ("objective: {alpha: 1}", "sets 'alpha', which is none of beta"),
+        ("- 1", "holds list, expected a mapping"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_a_bad_recipe_is_one_sentence(tmp_path, text, message):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        TrainSettings.from_recipe(path, **REQUIRED)
+
+
+def test_missing_essentials_are_named(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("steps: 5")
+    with pytest.raises(ValueError, match="does not set data, output"):
+        TrainSettings.from_recipe(path, target="t")

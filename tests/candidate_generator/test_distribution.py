@@ -1,0 +1,135 @@
+"""At temperature 1 assisted sampling draws from the target's own distribution (χ², seeded), and wrong rules are caught.
+
+The target's attention is switched off, so its next token depends on the last one only, and every conditional
+distribution can be written down from one table, also under top-p and a repetition penalty. A cell of the test is
+(what the next token may depend on, and the token before it, next token): it also sees dependence where none may be.
+"""
+
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+from lilicorr.candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
+from lilicorr.modeling_lilicorr.lattice import Draft
+from scipy.stats import chi2
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
+
+WORDS = 7
+DRAWS = 20_000
+ALPHA = 1e-3
+TINY = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.6,
+}
+
+
+@pytest.fixture
+def target(new_target):
+    target = new_target("llama", **TINY)
+    for layer in target.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    target.lm_head.weight.data *= 0.4  # logits of standard deviation 1: no token is nearly certain
+    return target
+
+
+@pytest.fixture
+def table(target):
+    """Logits of the next token after each token, `[WORDS, WORDS]`."""
+    with torch.no_grad():
+        return target(torch.arange(WORDS)[:, None]).logits[:, -1].float()
+
+
+@pytest.fixture
+def drafter(target, table, new_drafter):
+    """Follows the most likely successors, so that drafts are accepted often and rejected often."""
+    drafter = new_drafter(target, "none", num_hidden_layers=1, block_size=5, target_layer_ids=[0])
+    successor = table.argmax(-1).tolist()
+
+    def draft(anchor_ids, *arguments):
+        tokens = [successor[int(anchor_ids)]]
+        while len(tokens) < drafter.config.num_slots:
+            tokens.append(successor[tokens[-1]])
+        return Draft(torch.tensor([tokens]), torch.ones(1, len(tokens), dtype=torch.bool))
+
+    drafter.draft = draft
+    return drafter
+
+
+def p_value(target, drafter, table, new, processors=(), draws=DRAWS, **options):
+    """χ² of at least `draws` tokens, in texts of `new` tokens, against the exact conditional distributions."""
+    torch.manual_seed(0)
+    prompt = torch.tensor([[1, 2]])
+    processors = LogitsProcessorList(processors)
+    counts, expected = Counter(), defaultdict(float)
+    exact = {}
+    texts = -(-draws // new)
+    for _ in range(texts):
+        text = target.generate(prompt, max_new_tokens=new, do_sample=True, top_k=0, assistant_model=drafter, **options)[
+            0
+        ].tolist()
+        for end in range(2, len(text)):
+            context = (text[end - 1], frozenset(text[:end]) if processors else None)
+            if context not in exact:
+                scores = processors(torch.tensor([text[:end]]), table[text[end - 1]][None].clone())
+                exact[context] = scores.softmax(-1)[0].tolist()
+            row = (context, text[end - 2])
+            counts[(*row, text[end])] += 1
+            for token, probability in enumerate(exact[context]):
+                expected[(*row, token)] += probability
+    assert sum(counts.values()) >= draws
+    assert all(expected[cell] > 0 for cell in counts), "a token of probability zero was drawn"
+    return chi_square(counts, expected)
+
+
+def chi_square(counts, expected):
+    """Rows of a context with too few draws and rare tokens within a row are pooled (all expectations >= 5)."""
+    rows = defaultdict(list)
+    for cell, mean in expected.items():
+        rows[cell[:-1]].append((mean, counts[cell]))
+    statistic, freedom = 0.0, 0
+    for cells in rows.values():
+        cells = [cell for cell in cells if cell[0] > 0]
+        common = [cell for cell in cells if cell[0] >= 5]
+        rare = [cell for cell in cells if cell[0] < 5]
+        pooled = [(sum(mean for mean, _ in rare), sum(count for _, count in rare))] if rare else []
+        if pooled and pooled[0][0] < 5:
+            if not common:
+                continue
+            common.sort()
+            pooled = [(pooled[0][0] + common[0][0], pooled[0][1] + common[0][1])]
+            common = common[1:]
+        cells = common + pooled
+        statistic += sum((count - mean) ** 2 / mean for mean, count in cells)
+        freedom += len(cells) - 1
+    assert freedom > 20
+    return float(chi2.sf(statistic, freedom))
+
+
+def test_row_01_02_25_temperature_one_is_the_targets_distribution(target, drafter, table):
+    assert p_value(target, drafter, table, new=200) > ALPHA
+    assert 1.5 < drafter.last_generation.acceptance_length < 4.5
+
+
+def test_row_01_03_top_p_and_repetition_penalty(target, drafter, table):
+    processors = [RepetitionPenaltyLogitsProcessor(1.4), TopPLogitsWarper(0.8)]
+    assert p_value(target, drafter, table, 40, processors, top_p=0.8, repetition_penalty=1.4) > ALPHA
+
+
+@pytest.mark.parametrize("believed", [0.0, 2.0])
+def test_row_01_a_wrong_acceptance_rule_is_rejected(target, drafter, table, monkeypatch, believed):
+    """A returned distribution that the draft was not drawn from (uniform, or too sharp) makes the ratio test wrong."""
+    right = LiLiCorrCandidateGenerator.get_candidates
+
+    def wrong(self, input_ids, *arguments, **kwargs):
+        candidates, _ = right(self, input_ids, *arguments, **kwargs)
+        if candidates.shape[1] == input_ids.shape[1]:
+            return candidates, None
+        return candidates, believed * table[candidates[0, input_ids.shape[1] - 1 : -1]][None]
+
+    monkeypatch.setattr(LiLiCorrCandidateGenerator, "get_candidates", wrong)
+    assert p_value(target, drafter, table, new=200, draws=5_000) < 1e-9

@@ -25,7 +25,7 @@ class TrainSettings:
         max_length: tokens a sequence; loop_limit: see `load_examples`.
         batch_size: sequences a step and process; anchors: blocks a sequence.
         steps: optimiser steps in all, or 0 to derive them from `epochs`.
-        learning_rate, head_learning_rate, head_weight_decay, warmup, clip: the paper's Table 4.
+        learning_rate, head_learning_rate, head_weight_decay, warmup, clip: the paper's Table 4; betas: AdamW's.
         final_rate: what the cosine decays to, as a share of the peak (a later stage may take over there).
         objective: weights of the loss.
         dtype: the target's dtype; mixed_precision: `"no"` or `"bf16"` for the drafter, whose weights stay in fp32.
@@ -54,6 +54,7 @@ class TrainSettings:
     warmup: float = 0.04
     final_rate: float = 0.0
     clip: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.999)
     objective: Objective = field(default_factory=Objective)
     dtype: str = "float32"
     mixed_precision: str = "no"

@@ -39,7 +39,8 @@ def train(settings: TrainSettings) -> Path:
     target = target.eval().requires_grad_(False).to(accelerator.device)
     examples = load_examples(settings.data, tokenizer, settings.max_length, settings.loop_limit)
     if settings.max_examples:
-        chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(settings.seed))
+        # Whatever the seed, the same answers: runs that follow each other share their kept states.
+        chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
         examples = [examples[i] for i in chosen[: settings.max_examples].tolist()]
     drafter = build_drafter(settings, target, len(tokenizer))
     optimizer = build_optimizer(drafter, settings)
@@ -88,7 +89,7 @@ def build_optimizer(drafter: LiLiCorrModel, settings: TrainSettings) -> torch.op
     groups: list[dict[str, Any]] = [{"params": backbone, "weight_decay": 0.0}]
     if head:
         groups.append({"params": head, "weight_decay": settings.head_weight_decay})
-    return torch.optim.AdamW(groups)
+    return torch.optim.AdamW(groups, betas=(settings.betas[0], settings.betas[1]))
 
 
 def _peak_rates(settings: TrainSettings) -> tuple[float, float]:

@@ -19,6 +19,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     table.add_column("prompt", max_width=PROMPT_WIDTH, no_wrap=True, overflow="ellipsis")
     for name in ("tokens", "plain tok/s", "assisted tok/s", "speed-up", "acceptance length"):
         table.add_column(name, justify="right")
+    table.columns[-1].min_width = 10
     table.add_column("output")
     for comparison in comparisons:
         plain, assisted = comparison.plain, comparison.assisted

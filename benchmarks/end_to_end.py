@@ -170,7 +170,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What the figures were measured on."""
-    packages = {}
+    packages: dict[str, str | None] = {}
     for name in ("lilicorr", "torch", "transformers"):
         try:
             packages[name] = version(name)

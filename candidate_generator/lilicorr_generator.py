@@ -74,7 +74,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._rows = int(cache.get_seq_length())  # rows that the target has run and kept, padding included
         self._context = RidingContext.board(cache, drafter, self._rows)
         new_rows = _only_new_rows(generation_config, model_kwargs, input_ids.to(target.device), self._rows)
-        self.model_kwargs_overrides = self._overrides | new_rows
+        self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, 0) | new_rows
 
         self._length = input_ids.shape[1]
         self._drafted = 0  # tokens of the last draft
@@ -95,20 +95,23 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         """
         if is_first_iteration:
             return input_ids, None
-        self.model_kwargs_overrides = self._overrides
         states, positions = self._committed(model_outputs.hidden_states, int(n_last_matches))
+        tokens = self._draft(input_ids, states, positions)
+        self._drafted = tokens.shape[1]
+        self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, self._drafted)
+        return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), None
+
+    def _draft(self, input_ids: Tensor, states: Tensor, positions: Tensor) -> Tensor:
+        """Drafted tokens `[1, 0 … B - 1]` to follow `input_ids [1, L]`; `states` and `positions` as in `_committed`."""
         room = self._max_length - input_ids.shape[1] - 1  # the target adds one token of its own to every draft
         self._ran = room > 0
         if not self._ran:
-            self._drafted = 0
-            return input_ids, None
+            return input_ids[:, :0]
         anchor = input_ids[0, -1:].to(self.drafter.device)
         draft = self.drafter.draft(anchor, states, positions, self._context.cache, self._embed, self._project)
         self._context.rows = self._rows
         tokens = draft.tokens[:, :room]
-        tokens = tokens[:, : self._usable(tokens[0], draft.finite[0, :room])]
-        self._drafted = tokens.shape[1]
-        return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), None
+        return tokens[:, : self._usable(tokens[0], draft.finite[0, :room])]
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int | Tensor) -> None:  # type: ignore[override]
         """Note what the last pass committed: `input_ids [1, L]` has grown by it. Nothing is adapted."""
@@ -234,6 +237,18 @@ def _only_new_rows(
         return {}
     inputs = {"input_ids": input_ids[:, cached:], "attention_mask": mask}
     return inputs if positions is None else inputs | {"position_ids": positions[..., cached:]}
+
+
+def _whole_mask(model_kwargs: dict[str, Any], input_ids: Tensor, drafted: int) -> dict[str, Any]:
+    """The attention mask of the next pass where it covers more than `input_ids [1, L]`, else nothing.
+
+    With only new tokens given to a continued cache, or a prompt given as embeddings, the mask is longer than the ids.
+    Transformers' assisted loop would cut it to their length, so here it is, with a 1 for each drafted token.
+    """
+    mask = model_kwargs.get("attention_mask")
+    if mask is None or mask.shape[1] == input_ids.shape[1]:
+        return {}
+    return {"attention_mask": torch.cat([mask, mask.new_ones(1, drafted)], dim=1)}
 
 
 def _beside(tensor: Tensor, weight: Tensor) -> Tensor:

@@ -221,6 +221,21 @@ def test_continued_cache_of_a_chat(target, drafter, prompt, teach, kind):
         assert len(missing) <= drafter.config.block_size  # the last block of the first turn
 
 
+def test_new_tokens_on_a_padded_cache(llama, llama_drafter, prompt, teach):
+    """The mask is longer than the ids and not all ones: it must reach every pass whole."""
+    mask = torch.cat([torch.zeros(1, 5, dtype=torch.long), torch.ones(1, 6, dtype=torch.long)], dim=1)
+    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), prompt(6)], dim=1)
+    whole = llama.generate(prompt(6), max_new_tokens=32, do_sample=False)
+    teach(llama_drafter, whole[0])
+    options = {"do_sample": False, "assistant_model": llama_drafter, "return_dict_in_generate": True}
+    turn = llama.generate(padded, attention_mask=mask, max_new_tokens=12, **options)
+    name, cache = cache_of(turn)
+    mask = torch.cat([mask, torch.ones(1, 12, dtype=torch.long)], dim=1)
+    out = llama.generate(turn.sequences[:, -1:], attention_mask=mask, max_new_tokens=20, **{name: cache}, **options)
+    assert torch.equal(out.sequences, whole[:, 17:])
+    assert llama_drafter.last_generation.accepted == llama_drafter.last_generation.drafted > 0
+
+
 def test_cropped_cache_starts_a_new_context(llama, llama_drafter, prompt, teach):
     ids = prompt(6)
     plain = llama.generate(ids, max_new_tokens=20, do_sample=False)

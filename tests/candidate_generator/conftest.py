@@ -16,7 +16,7 @@ SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -38,7 +38,13 @@ def build_target(kind, **overrides):
 
 def build_drafter(target, head_type, **overrides):
     torch.manual_seed(11)
-    settings = {"num_hidden_layers": 2, "block_size": 8, "mask_token_id": 0, "head_type": head_type} | overrides
+    settings = {
+        "num_hidden_layers": 2,
+        "block_size": 8,
+        "mask_token_id": 0,
+        "target_layer_ids": [0, 1, 2],
+        "head_type": head_type,
+    } | overrides
     return LiLiCorrModel(LiLiCorrConfig.for_target(target.config, **settings)).eval()
 
 

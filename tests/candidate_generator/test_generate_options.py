@@ -25,12 +25,12 @@ def with_eos(target, prompt, teach, drafter, eos_for):
     new = text[0, 6:].tolist()
     place = next(i for i in range(5, 30) if new[i] not in new[:i])
     teach(drafter, text[0])
-    return ids, text[:, : 6 + place + 1], eos_for(new[place])
+    return ids, text[:, : 6 + place + 1], eos_for(new[place], min(set(range(97)) - set(new)))
 
 
 @pytest.mark.parametrize(
     "eos_for",
-    [lambda token: token, lambda token: [96, token], lambda token: torch.tensor([token, 96])],
+    [lambda eos, other: eos, lambda eos, other: [other, eos], lambda eos, other: torch.tensor([eos, other])],
     ids=["int", "list", "tensor"],
 )
 def test_row_04_07_stops_at_an_accepted_eos(target, drafter, prompt, teach, eos_for):
@@ -259,7 +259,7 @@ def test_two_drafters_do_not_share_a_context(llama, new_drafter, prompt):
 
 
 def test_row_15_sliding_target_beyond_its_window(new_target, new_drafter, prompt, teach):
-    target = new_target("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=3)
+    target = new_target("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=2)
     drafter = new_drafter(target, "lilicorr")
     ids = prompt(6)
     plain = target.generate(ids, max_new_tokens=30, do_sample=False)

@@ -31,7 +31,7 @@ class EveryThird(LogitsProcessor):
 
 
 @pytest.mark.parametrize("length", [1, 2, 17])
-@pytest.mark.parametrize("new", [1, 2, 9, 24])
+@pytest.mark.parametrize("new", [1, 2, 17])
 def test_row_18_33_equal_to_plain_greedy(target, drafter, prompt, length, new):
     ids = prompt(length, seed=length)
     plain = target.generate(ids, max_new_tokens=new, do_sample=False)
@@ -41,7 +41,7 @@ def test_row_18_33_equal_to_plain_greedy(target, drafter, prompt, length, new):
 
 @pytest.mark.parametrize("wrong_slots", [(), (0,), (3,), (6,)])
 @pytest.mark.parametrize("length", [1, 6])
-@pytest.mark.parametrize("new", [1, 2, 8, 9, 10, 33])
+@pytest.mark.parametrize("new", [1, 2, 9, 33])
 def test_good_drafts_are_accepted_and_change_nothing(llama, llama_drafter, teach, prompt, wrong_slots, length, new):
     ids = prompt(length)
     plain = llama.generate(ids, max_new_tokens=new, do_sample=False)

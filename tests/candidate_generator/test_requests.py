@@ -33,7 +33,7 @@ def test_wrong_hidden_size(new_target, llama_drafter, prompt):
 
 
 def test_wrong_layer_count(new_target, llama_drafter, prompt):
-    refuses(new_target("llama", num_hidden_layers=7), llama_drafter, prompt(4), "num_hidden_layers 7.*target with 6")
+    refuses(new_target("llama", num_hidden_layers=7), llama_drafter, prompt(4), "num_hidden_layers 7.*target with 4")
 
 
 def test_encoder_decoder(llama_drafter, prompt):

@@ -4,7 +4,7 @@ Names, shapes and order of operations follow the authors' released training and 
 serves everywhere.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,12 +87,26 @@ class LiLiCorrHead(nn.Module):
         self.anchor_out_head = nn.Linear(width, factor)
 
     def init_weights_with(self, init: Any) -> None:
-        """Tables at zero, factor heads at N(0, 0.02): zero on both sides of a product would never learn."""
+        """Tables at zero, factor heads at N(0, 0.02): zero on both sides of a product would never learn.
+
+        Inner layers keep the size of what enters them. At Transformers' usual 0.02 the confidence features, which tell
+        a slot's candidates apart, would drown in the slot's hidden state, which its candidates share.
+        """
         for table in (self.slot_embedding, self.rank_embedding, self.relative_slot_bias, self.same_slot_bias):
             init.zeros_(table)
         for head in (self.out_head, self.in_head, self.anchor_out_head):
             init.normal_(head.weight, mean=0.0, std=0.02)
             init.zeros_(head.bias)
+        inner: list[tuple[Any, float]] = [
+            (self.feature_mlp[1], 1),
+            (self.feature_mlp[3], 1),
+            (self.factor_input_proj, 1),
+        ]
+        for layer in cast("list[LatticeLayer]", self.layers):
+            # What a layer adds to its nodes is halved, so that depth does not let them grow.
+            inner += [(layer.mlp[0], 1), (layer.mlp[2], 0.5), (layer.attn.out_proj, 0.5)]
+        for linear, gain in inner:
+            init.normal_(linear.weight, mean=0.0, std=gain * linear.in_features**-0.5)
 
     def factors(
         self,

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -21,7 +20,7 @@ from .data import Example, batches, collate, load_examples
 from .objective import JointObjective
 from .settings import TrainSettings
 from .target import TargetStates
-from .warm_start import start_from_target
+from .warm_start import balance_head, start_from_checkpoint, start_from_target
 
 
 def train(settings: TrainSettings) -> Path:
@@ -68,16 +67,12 @@ def build_drafter(settings: TrainSettings, target: PreTrainedModel, tokenizer_si
         **settings.config,
     )
     drafter = LiLiCorrModel(config)
-    if settings.from_target and not settings.init:
-        start_from_target(drafter, target)
     if settings.init:
-        weights = load_file(Path(settings.init) / "model.safetensors")
-        known = drafter.state_dict()
-        kept = {name: weights[name].float() for name in known if name in weights}
-        absent = [n for n in known if n not in weights and not n.startswith(f"{config.head_type}.")]
-        if absent:
-            raise ValueError(f"{settings.init} lacks {absent[0]} and {len(absent) - 1} more backbone tensors.")
-        drafter.load_state_dict(kept, strict=False)
+        start_from_checkpoint(drafter, target, Path(settings.init))
+    else:
+        if settings.from_target:
+            start_from_target(drafter, target)
+        balance_head(drafter, target)
     return drafter.train().to(target.device)
 
 

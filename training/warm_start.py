@@ -1,14 +1,19 @@
-"""Start a drafter from the target's own last layers instead of from noise, where their shapes agree.
+"""Fresh weights that suit their target: the backbone from the target's last layers, the head scaled to its inputs.
 
 A drafter reads the target's residual stream and must end in front of the target's LM head, which is what the target's
-last layers already do. Measured with `head none` on SmolLM2-135M, this saves most of a short training run.
+last layers already do.
 """
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..modeling_lilicorr.dflash import DFlashModel
+from ..modeling_lilicorr.head_lilicorr import LiLiCorrHead
+from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 
 
 @torch.no_grad()
@@ -44,6 +49,43 @@ def start_from_target(drafter: DFlashModel, target: PreTrainedModel) -> bool:
     width = drafter.config.hidden_size
     drafter.fc.weight[:, -width:] += torch.eye(width, dtype=drafter.fc.weight.dtype, device=drafter.fc.weight.device)
     return True
+
+
+def start_from_checkpoint(drafter: LiLiCorrModel, target: PreTrainedModel, folder: Path) -> None:
+    """Load the backbone of a LiLiCorr checkpoint, and its head if it is of `drafter`'s type; else balance a fresh one.
+
+    Raises:
+        ValueError: if the checkpoint lacks backbone tensors.
+    """
+    weights = load_file(folder / "model.safetensors")
+    prefix = f"{drafter.config.head_type}."
+    known = drafter.state_dict()
+    absent = [name for name in known if name not in weights and not name.startswith(prefix)]
+    if absent:
+        raise ValueError(f"{folder} lacks {absent[0]!r} and {len(absent) - 1} more backbone tensors of this drafter.")
+    drafter.load_state_dict({name: weights[name] for name in known if name in weights}, strict=False)
+    if not any(name.startswith(prefix) for name in weights):
+        balance_head(drafter, target)
+
+
+@torch.no_grad()
+def balance_head(drafter: LiLiCorrModel, target: PreTrainedModel) -> None:
+    """Scale a fresh LiLiCorr head's input projections so that token and hidden state enter its nodes alike.
+
+    Target embeddings and drafter states differ in size by an order of magnitude. Without this the candidates of a slot
+    look alike to the head for hundreds of steps.
+    """
+    head = drafter.head
+    if not isinstance(head, LiLiCorrHead):
+        return
+    entering: list[tuple[nn.Module, Tensor]] = [
+        (head.token_proj, target.get_input_embeddings().weight),
+        (head.pass_hidden_proj, drafter.norm.weight),  # the states leave through this norm
+    ]
+    for projection, scale in entering:
+        if isinstance(projection, nn.Linear):
+            size = max(float(scale.float().square().mean().sqrt()), 1e-6)
+            projection.weight.normal_(std=projection.in_features**-0.5 / size)
 
 
 def _plain_state(layer: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr.training.warm_start import balance_head, start_from_target
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+
+def drafter_for(target, **changes):
+    torch.manual_seed(0)
+    return LiLiCorrModel(LiLiCorrConfig.for_target(target.config, mask_token_id=3, block_size=4, **changes))
+
+
+@pytest.fixture
+def llama(target_folder):
+    return AutoModelForCausalLM.from_pretrained(target_folder)
+
+
+def test_the_last_layers_and_the_final_norm_are_the_targets(llama):
+    drafter = drafter_for(llama, num_hidden_layers=2)
+    assert start_from_target(drafter, llama)
+    for ours, theirs in zip(drafter.layers, llama.model.layers[-2:], strict=True):
+        for name, tensor in theirs.state_dict().items():
+            assert torch.equal(ours.state_dict()[name], tensor), name
+    assert torch.equal(drafter.norm.weight, llama.model.norm.weight)
+
+
+def test_the_last_tap_passes_through(llama):
+    drafter = drafter_for(llama)
+    start_from_target(drafter, llama)
+    width, taps = drafter.config.hidden_size, len(drafter.config.target_layer_ids)
+    states = torch.zeros(1, 1, taps * width)
+    states[..., -width:] = torch.randn(width)
+    change = drafter.fc(states) - states[..., -width:]
+    assert change.norm() < 0.5 * states.norm()
+
+
+def test_query_and_key_norms_of_a_qwen3_target_are_taken_over():
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen3Config(vocab_size=64, num_hidden_layers=6, head_dim=8, eos_token_id=2, pad_token_id=0, **sizes)
+    target = Qwen3ForCausalLM(config)
+    torch.nn.init.normal_(target.model.layers[-1].self_attn.q_norm.weight)
+    drafter = drafter_for(target)
+    assert start_from_target(drafter, target)
+    assert torch.equal(drafter.layers[-1].self_attn.q_norm.weight, target.model.layers[-1].self_attn.q_norm.weight)
+
+
+def test_other_shapes_leave_the_drafter_alone(llama):
+    drafter = drafter_for(llama, intermediate_size=48)
+    before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
+    assert not start_from_target(drafter, llama)
+    assert all(torch.equal(before[name], tensor) for name, tensor in drafter.state_dict().items())
+
+
+def test_token_and_hidden_state_enter_a_balanced_head_alike(llama):
+    llama.get_input_embeddings().weight.data.mul_(0.01)
+    drafter = drafter_for(llama)
+    drafter.norm.weight.data.fill_(3.0)
+    balance_head(drafter, llama)
+    head, width = drafter.head, drafter.config.hidden_size
+    tokens = head.token_proj(llama.get_input_embeddings().weight)
+    hidden = head.pass_hidden_proj(3.0 * torch.randn(500, width))
+    for entering in (tokens, hidden):
+        assert 0.7 < entering.square().mean().sqrt() < 1.4

@@ -42,10 +42,8 @@ console = Console(width=None if sys.stdout.isatty() else 140)  # a table in a fi
 
 def main(
     drafter: Annotated[list[str], typer.Option(help="name=folder; may be given several times.")],
+    data: Annotated[Path, typer.Option(help="Folder of JSONL files of evaluation prompts.")],
     target: Annotated[str | None, typer.Option(help="The target; SmolLM2-135M-Instruct unless given.")] = None,
-    data: Annotated[Path, typer.Option(help="Folder of JSONL files of evaluation prompts.")] = Path(
-        "../shared/data/eval"
-    ),
     prompts: Annotated[int, typer.Option(min=1, help="Prompts in all, spread evenly over the files.")] = 40,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",

@@ -5,6 +5,7 @@ last layers already do.
 """
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file
@@ -79,7 +80,7 @@ def balance_head(drafter: LiLiCorrModel, target: PreTrainedModel) -> None:
     if not isinstance(head, LiLiCorrHead):
         return
     entering: list[tuple[nn.Module, Tensor]] = [
-        (head.token_proj, target.get_input_embeddings().weight),
+        (head.token_proj, cast(Tensor, target.get_input_embeddings().weight)),
         (head.pass_hidden_proj, drafter.norm.weight),  # the states leave through this norm
     ]
     for projection, scale in entering:

@@ -54,6 +54,10 @@ def main(
 ) -> None:
     """Run the benchmark and print its tables."""
     folders = dict(_named(text) for text in drafter)
+    if len(folders) < len(drafter):
+        raise SystemExit(f"Two drafters share a name in {', '.join(drafter)}; give each --drafter its own.")
+    if out is not None and (out.is_dir() or not _writable(out.parent)):
+        raise SystemExit(f"--out {out} cannot be written; name a file in a folder that can.")
     chosen = choose_prompts(data, prompts, seed)
     try:
         pair = load_pair(target or smollm2(), folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
@@ -88,6 +92,13 @@ def _named(text: str) -> tuple[str, str]:
     return name, folder
 
 
+def _writable(folder: Path) -> bool:
+    """Whether a file can be put into `folder`, which may have to be made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
     """`count` pairs of set name and first user turn, in turn from every JSONL file of `data`, shuffled by `seed`."""
     files = sorted(data.glob("*.jsonl"))
@@ -98,17 +109,25 @@ def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
         )
     queues = []
     for file in files:
-        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        try:
+            lines = enumerate(file.read_text(encoding="utf-8").split("\n"), start=1)
+        except UnicodeDecodeError:
+            raise SystemExit(f"{file} is not UTF-8 text; save it as UTF-8.") from None
         turns = [_first_turn(line, f"{file} line {number}") for number, line in lines if line.strip()]
         random.Random(seed).shuffle(turns)
         queues.append([(file.stem, turn) for turn in turns[:count]])
+    if not any(queues):
+        raise SystemExit(f"The *.jsonl files of {data} hold no rows; give --data a folder with prompts.")
     in_turn = [queue[i] for i in range(count) for queue in queues if i < len(queue)]
     return in_turn[:count]
 
 
 def _first_turn(line: str, place: str) -> str:
     try:
-        return next(m["content"] for m in json.loads(line)["messages"] if m["role"] == "user")
+        turn = next(m["content"] for m in json.loads(line)["messages"] if m["role"] == "user")
+        if not isinstance(turn, str):
+            raise TypeError
+        return turn
     except (json.JSONDecodeError, KeyError, TypeError, StopIteration):
         raise SystemExit(f"{place} is not a JSON object with messages and a user turn; mend or remove it.") from None
 

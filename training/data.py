@@ -36,19 +36,43 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSONL file; blank lines are skipped.
 
     Raises:
-        ValueError: for a line that is not a JSON object, naming file and line.
+        ValueError: for a line that is not a JSON object in UTF-8, naming file and line.
     """
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError:
+                raise ValueError(f"{path} line {number} is not UTF-8 text; save the file as UTF-8.") from None
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path} line {number} is not valid JSON ({error.msg}); mend or remove it.") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{path} line {number} holds {type(row).__name__}, expected one JSON object a line.")
             yield row
+
+
+def check_messages(path: str | Path, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The `messages` of `row` (`[]` where it has none), if each is a mapping with `role` and `content` as text.
+
+    Raises:
+        ValueError: if one is not, naming file and row.
+    """
+    messages = row.get("messages") or []
+    for message in messages if isinstance(messages, list) else [messages]:
+        parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
+        if not all(_is_text(part) for part in parts):
+            raise ValueError(
+                f"{path}: row {row.get('id')!r} has a message {str(message)[:80]!r}, expected a list of messages, each "
+                'like {"role": "user", "content": "text"}; mend or remove the row.'
+            )
+    return messages
+
+
+def _is_text(value: Any) -> bool:
+    """Whether `value` is a string that UTF-8 can hold: half of a surrogate pair breaks tokenizers."""
+    return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode("utf-8")
 
 
 def prompt_token_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -88,7 +112,7 @@ def load_examples(
     examples = []
     for path in paths:
         for row in read_jsonl(path):
-            messages = row.get("messages") or []
+            messages = check_messages(path, row)
             if len(messages) < 2 or messages[-1].get("role") != "assistant":
                 raise ValueError(
                     f"{path}: row {row.get('id')!r} does not end with an assistant message; run `lilicorr regenerate`."
@@ -96,6 +120,8 @@ def load_examples(
             answer = row.get("output_ids")
             if answer is None:
                 answer = tokenizer(messages[-1]["content"], add_special_tokens=False)["input_ids"]
+            if not isinstance(answer, list) or not all(type(token) is int and token >= 0 for token in answer):
+                raise ValueError(f"{path}: row {row.get('id')!r} has output_ids that are no token ids; regenerate it.")
             prompt = prompt_token_ids(tokenizer, messages[:-1])
             answer = cut_loop(answer, loop_limit)[: max(0, max_length - len(prompt))]
             if len(answer) > 1:

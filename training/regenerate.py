@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
-from .data import prompt_token_ids, read_jsonl
+from .data import check_messages, prompt_token_ids, read_jsonl
+from .target import load_target
+
+_FIRST_BYTES = b'{"id": '  # of every answer
 
 
 def regenerate(
@@ -35,17 +38,23 @@ def regenerate(
         limit: answer only this many of the prompts (0: all); dtype: the target's, as torch spells it.
 
     Raises:
-        ValueError: for a broken line or a row without `id` or user message.
+        ValueError: for a broken line, a row without `id` or user message, two prompts of one `id`, an `output` that
+            holds anything but answers (it is left as it is), or a target that cannot be loaded.
     """
     wanted = [(_key(path, row), _first_turn(path, row), row) for path in prompts for row in read_jsonl(path)]
+    turns: dict[str, list[dict[str, str]]] = {}
+    for key, messages, _ in wanted:
+        if turns.setdefault(key, messages) != messages:
+            raise ValueError(f"Two different prompts have the id {key!r}; give every prompt its own.")
     done = _finished_ids(Path(output))
     wanted = [item for item in wanted[: limit or None] if item[0] not in done]
     if not wanted:
         return 0
-    tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
+    loaded: tuple[Any, Any] = load_target(target, dtype)
+    model, tokenizer = loaded
+    tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     eos = model.generation_config.eos_token_id
     stops = set(eos if isinstance(eos, list) else [eos])
@@ -79,7 +88,7 @@ def regenerate(
 
 
 def _key(path: str, row: dict[str, Any]) -> str:
-    if "id" not in row:
+    if row.get("id") is None:
         raise ValueError(f"{path}: a row has no `id`, so it could not be resumed; give every prompt its own.")
     return str(row["id"])
 
@@ -87,7 +96,7 @@ def _key(path: str, row: dict[str, Any]) -> str:
 def _first_turn(path: str, row: dict[str, Any]) -> list[dict[str, str]]:
     """The messages up to and including the first user turn."""
     kept: list[dict[str, str]] = []
-    for message in row.get("messages") or []:
+    for message in check_messages(path, row):
         kept.append({"role": message["role"], "content": message["content"]})
         if message["role"] == "user":
             return kept
@@ -103,12 +112,36 @@ def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], bool]:
 
 
 def _finished_ids(output: Path) -> set[str]:
-    """Ids already answered in `output`; what a kill left of a last line is cut off the file."""
+    """Ids already answered in `output`; what a kill left of a last line is cut off the file.
+
+    Nothing is cut off a file that holds anything but answers, such as the prompts given as output by mistake.
+    """
     if not output.exists():
         return set()
-    with open(output, "rb+") as answers:
-        content = answers.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+    foreign = f"{output} holds something else than answers of `lilicorr regenerate`; name another output."
+    content = output.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    torn = content[whole:]
+    rows = [_row(line) for line in content[:whole].splitlines() if line.strip()]
+    if _row(torn) is not None:  # only its line break is missing
+        rows.append(_row(torn))
+    elif torn[: len(_FIRST_BYTES)] != _FIRST_BYTES[: len(torn)]:
+        raise ValueError(foreign)
+    if any(row is None or "id" not in row or "output_ids" not in row for row in rows):
+        raise ValueError(foreign)
+    if torn:
+        with open(output, "rb+") as answers:
             answers.truncate(whole)
-    return {row["id"] for row in read_jsonl(output)}
+            if _row(torn) is not None:
+                answers.seek(whole)
+                answers.write(torn + b"\n")
+    return {str(row["id"]) for row in rows if row is not None}
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in `line`, or `None`."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

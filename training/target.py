@@ -7,12 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .data import Batch, Example
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(source: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The target in evaluation mode on the CPU, with its tokenizer.
+
+    Raises:
+        ValueError: for an unknown dtype, or if `source` cannot be loaded.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        return AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype]).eval(), tokenizer
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        missing = "" if Path(source).exists() else "there is no such folder, and as a repository: "
+        raise ValueError(f"The target {source} could not be loaded: {missing}{' '.join(str(error).split())}") from error
 
 
 @torch.no_grad()
@@ -41,7 +60,7 @@ class TargetStates:
         manifest, described = folder / "manifest.json", self._describe()
         if not manifest.exists():
             manifest.write_text(json.dumps(described))
-        elif json.loads(manifest.read_text()) != described:
+        elif not _holds(manifest, described):
             raise ValueError(f"{folder} keeps the states of another target or of other layers; choose another folder.")
 
     def __call__(self, examples: Sequence[Example], batch: Batch) -> tuple[Tensor, Tensor]:
@@ -57,8 +76,11 @@ class TargetStates:
         device, dtype = self.target.device, self.target.dtype
         path = self.folder / f"{hashlib.sha256(repr(ids).encode()).hexdigest()[:24]}.safetensors"
         if path.exists():
-            states = load_file(path)
-            return states["taps"].to(device, dtype), states["last"].to(device, dtype)
+            try:
+                states = load_file(path)
+                return states["taps"].to(device, dtype), states["last"].to(device, dtype)
+            except (SafetensorError, KeyError):
+                pass  # torn: the target runs once more and the file is replaced
         taps, last = (x[0] for x in target_pass(self.target, torch.tensor([ids], device=device), self.layer_ids))
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         save_file({"taps": taps.bfloat16().contiguous(), "last": last.bfloat16().contiguous()}, unfinished)
@@ -68,3 +90,10 @@ class TargetStates:
     def _describe(self) -> dict[str, object]:
         weights = self.target.get_output_embeddings().weight
         return {"layer_ids": self.layer_ids, "shape": list(weights.shape), "probe": weights[-1, :8].float().tolist()}
+
+
+def _holds(manifest: Path, described: dict[str, object]) -> bool:
+    try:
+        return json.loads(manifest.read_text("utf-8")) == described
+    except ValueError:
+        return False

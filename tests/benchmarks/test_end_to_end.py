@@ -74,3 +74,24 @@ def test_broken_line_is_named(script, data):
 def test_drafters_are_named(script, text):
     with pytest.raises(SystemExit, match="name=folder"):
         script._named(text)
+
+
+def test_empty_and_foreign_files_and_content_that_is_no_text(script, tmp_path):
+    file = tmp_path / "a.jsonl"
+    for content, message in (
+        (b"\n", "hold no rows"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b'{"messages": [{"role": "user", "content": 5}]}', "line 1 is not a JSON object with messages"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(SystemExit, match=message):
+            script.choose_prompts(tmp_path, 4, seed=0)
+
+
+def test_a_report_that_cannot_be_written_and_twin_names_are_said_first(script, data, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path, tmp_path / "file" / "report.json"):
+        result = run(script, "--drafter", "a=b", "--data", data, "--out", out)
+        assert result.exit_code == 1 and "cannot be written" in " ".join(result.output.split())
+    result = run(script, "--drafter", "a=b", "--drafter", "a=c", "--data", data)
+    assert result.exit_code == 1 and "share a name" in result.output

@@ -78,3 +78,12 @@ def test_order_is_a_function_of_seed_and_epoch_and_covers_everything():
     assert sorted(i for group in first for i in group) == list(range(70))
     with pytest.raises(ValueError, match="do not fill one batch"):
         batches(examples[:3], 5, seed=0, epoch=0)
+
+
+def test_a_file_that_is_not_utf8_is_named_and_a_byte_order_mark_skipped(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"id": 1}\n')
+    assert list(read_jsonl(path)) == [{"id": 1}]
+    path.write_bytes(b'{"id": 1}\n{"id": "\xe9"}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl line 2 is not UTF-8"):
+        list(read_jsonl(path))

@@ -62,3 +62,59 @@ def test_bad_prompt_files_are_one_sentence_and_write_nothing(target_folder, tmp_
     with pytest.raises(ValueError, match=message):
         run(target_folder, prompts, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["my notes, no line break", '{"id": "n", "text": "whole row"}', "a line\nand more", "{}\n"]
+)
+def test_an_output_that_holds_other_things_is_refused_and_left_as_it_is(target_folder, prompt_file, tmp_path, content):
+    output = tmp_path / "out.jsonl"
+    output.write_text(content)
+    with pytest.raises(ValueError, match=r"out\.jsonl holds something else than answers"):
+        run(target_folder, prompt_file, output)
+    assert output.read_text() == content
+
+
+def test_prompts_are_never_their_own_output(target_folder, prompt_file):
+    content = prompt_file.read_text().rstrip("\n")
+    prompt_file.write_text(content)
+    with pytest.raises(ValueError, match="name another output"):
+        run(target_folder, prompt_file, prompt_file)
+    assert prompt_file.read_text() == content
+
+
+def test_an_answer_that_lost_only_its_line_break_is_kept(target_folder, prompt_file, tmp_path):
+    output = tmp_path / "out.jsonl"
+    run(target_folder, prompt_file, output)
+    content = output.read_text()
+    output.write_text(content.rstrip("\n"))
+    assert run(target_folder, prompt_file, output) == 0
+    assert output.read_text() == content
+
+
+@pytest.mark.parametrize(
+    "messages",
+    ["hi", ["hi"], {"role": "user"}, [{"role": "user"}], [{"content": "w1"}], [{"role": "user", "content": 5}],
+     [{"role": "user", "content": [{"type": "text", "text": "w1"}]}], [{"role": "user", "content": "\ud800"}]],
+)  # fmt: skip
+def test_messages_that_are_no_text_are_named(target_folder, tmp_path, messages):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "odd", "messages": messages}))
+    with pytest.raises(ValueError, match=r"prompts\.jsonl: row 'odd' has a message .*, expected a list of messages"):
+        run(target_folder, prompts, tmp_path / "out.jsonl")
+
+
+def test_two_prompts_of_one_id_are_refused(target_folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"id": 1, "messages": [{"role": "user", "content": word}]} for word in ("w1", "w2")]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="Two different prompts have the id '1'"):
+        run(target_folder, prompts, tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "said"), [("", "fp32", "dtype is 'fp32'"), ("absent/x", "float32", "no such")]
+)
+def test_a_target_that_cannot_be_loaded_is_one_sentence(target_folder, prompt_file, tmp_path, target, dtype, said):
+    with pytest.raises(ValueError, match=said):
+        run(target or target_folder, prompt_file, tmp_path / "out.jsonl", dtype=dtype)

@@ -38,3 +38,15 @@ def test_states_of_other_layers_are_refused(target, tmp_path):
     TargetStates(target, [1, 3], tmp_path)
     with pytest.raises(ValueError, match="another target or of other layers"):
         TargetStates(target, [1, 2], tmp_path)
+
+
+def test_torn_kept_states_are_made_again_and_a_torn_manifest_is_refused(target, tmp_path):
+    batch = collate(EXAMPLES)
+    whole = TargetStates(target, [1, 3], tmp_path)(EXAMPLES, batch)
+    for path in tmp_path.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:50])
+    again = TargetStates(target, [1, 3], tmp_path)(EXAMPLES, batch)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(again, whole, strict=True))
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="choose another folder"):
+        TargetStates(target, [1, 3], tmp_path)

@@ -47,7 +47,8 @@ def demo(
 ) -> None:
     """Answer a few prompts with SmolLM2-135M-Instruct and the drafter that comes along; show what it gains."""
     if not drafter.is_dir():
-        raise _stop(f"The drafter folder {drafter} does not exist; train one or pass --drafter <folder>.")
+        lack = "is not a folder" if drafter.exists() else "does not exist"
+        raise _stop(f"The drafter folder {drafter} {lack}; train one or pass --drafter <folder>.")
     target = _embedded_target()
     pair = _load(target, str(drafter), dtype, device, trust_remote_code=False)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature=0.0, seed=0)
@@ -86,7 +87,7 @@ def regenerate(
 
         added = run(target or _embedded_target(), prompts, output, max_new_tokens, batch_size, limit, dtype)
     except (ValueError, OSError) as error:
-        raise _stop(str(error)) from None
+        raise _stop(_sentence(error)) from None
     except ModuleNotFoundError as error:
         raise _stop(f"Regeneration needs {error.name}: pip install 'lilicorr[train]'.") from None
     console.print(f"{added} answers added to {output}", markup=False)
@@ -117,7 +118,7 @@ def train(
         )
         finished = run(settings)
     except (ValueError, OSError) as error:
-        raise _stop(str(error)) from None
+        raise _stop(_sentence(error)) from None
     except ModuleNotFoundError as error:
         raise _stop(f"Training needs {error.name}: pip install 'lilicorr[train]'.") from None
     console.print(f"checkpoint in {finished}", markup=False)
@@ -173,6 +174,13 @@ def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: floa
     if block is not None:
         console.print(lattice_table(block, tokenizer, shown=max(2, min(8, (console.width - 46) // 15))))
     console.print(f"{str(target.dtype).removeprefix('torch.')} on {target.device}", style="dim")
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, with the file it went wrong with first."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}; give another path."
+    return " ".join(str(error).split())
 
 
 def _stop(message: str) -> typer.Exit:

@@ -6,11 +6,17 @@ row from the target alone and keeps a drafted token only if it is the one drawn.
 
 import copy
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import output_capturing
 
@@ -220,6 +226,19 @@ def check_request(drafter: "LiLiCorrModel", target: PreTrainedModel, input_ids: 
             f"The target {type(target).__name__} shows no input embedding or no LM head, and the drafter borrows both; "
             "use a causal LM class whose get_input_embeddings() and get_output_embeddings() return them."
         )
+
+
+def check_processors(processors: Iterable[Any]) -> None:
+    """Raise a `ValueError` of one sentence for a logits processor that counts on seeing every token once, in order.
+
+    The assisted loop also shows it drafted tokens that are then refused, so what it keeps of them would be wrong.
+    """
+    for processor in processors:
+        if isinstance(processor, (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)):
+            raise ValueError(
+                f"{type(processor).__name__} keeps a state that drafted tokens would spoil, and generate() with an "
+                "assistant needs processors without one; leave out guidance_scale or the watermark, or assistant_model."
+            )
 
 
 def _only_new_rows(

@@ -61,12 +61,18 @@ class DrawnBlock:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask` `[1, length]` (int64): one user turn by the chat template, if there is one."""
+    """`input_ids` and `attention_mask` `[1, length]` (int64): one user turn by the chat template, if there is one.
+
+    Raises:
+        ValueError: if the prompt has no tokens.
+    """
     if tokenizer.chat_template is None:
         encoded = tokenizer(prompt, return_tensors="pt")
     else:
         turn = [{"role": "user", "content": prompt}]
         encoded = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    if encoded["input_ids"].shape[-1] == 0:
+        raise ValueError(f"The prompt {prompt!r} has no tokens, and a model needs one to go on from; give some text.")
     return {key: encoded[key].to(device) for key in ("input_ids", "attention_mask")}
 
 

@@ -28,9 +28,19 @@ class Pair:
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU."""
+    """`auto` is CUDA where there is one, else the CPU.
+
+    Raises:
+        LoadingError: for a device that this machine does not have.
+    """
     if name != "auto":
-        return torch.device(name)
+        try:
+            device = torch.device(name)
+            torch.ones(1, device=device).item()  # fails where there is no such device, and on `meta`
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise LoadingError(f"device {name!r} cannot be used here ({reason}); give cpu or auto.") from None
+        return device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -101,4 +111,5 @@ def _load(auto: Any, role: str, source: str | Path, **options: Any) -> Any:
         return auto.from_pretrained(str(source), **options)
     except (OSError, ValueError, RuntimeError, KeyError, HFValidationError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise LoadingError(f"The {role} {source} could not be loaded: {reason}") from error
+        missing = "" if path.exists() else "there is no such folder, and as a repository: "
+        raise LoadingError(f"The {role} {source} could not be loaded: {missing}{reason}") from error

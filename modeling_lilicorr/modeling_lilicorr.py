@@ -111,13 +111,15 @@ class LiLiCorrModel(DFlashModel):
             target: the decoder-only model that generates.
             generation_config, model_kwargs: of the call, as `generate` prepared them.
             input_ids: the prompt, `[1, L]` (int64).
-            **kwargs: what a draft without distribution has no use for, such as `logits_processor`.
+            **kwargs: `logits_processor`, only looked at for those that cannot work; the draft has no use for it.
 
         Raises:
-            ValueError: for a batch, an encoder-decoder target, or a target that this drafter was not made for.
+            ValueError: for a batch, an encoder-decoder target, a target that this drafter was not made for, or a logits
+                processor with a state of its own.
         """
-        from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
+        from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator, check_processors
 
+        check_processors(kwargs.get("logits_processor") or ())
         return LiLiCorrCandidateGenerator(self, target, generation_config, model_kwargs, input_ids)
 
     @classmethod

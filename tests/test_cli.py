@@ -162,3 +162,25 @@ def test_auto_dtype_follows_the_hardware(monkeypatch):
 
 def test_empty_comparison_table_needs_no_answers():
     assert comparison_table([]).row_count == 0
+
+
+@pytest.mark.parametrize("device", ["toaster", "meta", "cuda:77"])
+def test_a_device_that_is_not_here_is_one_sentence(folders, device):
+    result = generate("--device", device, target=folders / "target", drafter=folders / "none")
+    assert_one_sentence(result, device, "give cpu or auto")
+
+
+def test_missing_relative_folder_and_file_instead_of_folder_are_said(folders, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert_one_sentence(generate(target=folders / "target", drafter="a b"), "there is no such folder")
+    assert_one_sentence(runner.invoke(app, ["demo", "--drafter", __file__]), "is not a folder")
+
+
+def test_regenerate_names_a_missing_file(tmp_path):
+    arguments = ["regenerate", str(tmp_path / "absent.jsonl"), "--output", str(tmp_path / "o"), "--target", "t"]
+    assert_one_sentence(runner.invoke(app, arguments), "absent.jsonl: No such file or directory")
+
+
+def test_an_empty_prompt_without_a_template_is_one_sentence(folders):
+    result = generate("--prompt", "", "--device", "cpu", target=folders / "target", drafter=folders / "none")
+    assert_one_sentence(result, "has no tokens")

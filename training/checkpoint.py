@@ -37,12 +37,12 @@ def load_state(directory: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         return 0
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = file.metadata()
+            step, theirs = int(metadata["step"]), json.loads(metadata["identity"])
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except Exception as error:
         raise ValueError(f"{path} cannot be read ({error}); delete it to start this run afresh.") from error
-    theirs = json.loads(metadata["identity"])
     changed = sorted(key for key in identity.keys() | theirs.keys() if identity.get(key) != theirs.get(key))
     if changed:
         raise ValueError(
@@ -56,4 +56,4 @@ def load_state(directory: Path, model: nn.Module, optimizer: torch.optim.Optimiz
             moments.setdefault(int(index), {})[key] = tensor
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    return int(metadata["step"])
+    return step

@@ -1,6 +1,7 @@
 """What defines a training run, as a dataclass and as a YAML file."""
 
 import inspect
+import json
 import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -70,7 +71,7 @@ class TrainSettings:
         settings = asdict(self)
         for free in ("output", "states", "save_minutes", "log_every"):
             settings.pop(free)
-        return settings
+        return json.loads(json.dumps(settings))  # as a state file gives it back: lists, no tuples
 
     def validate(self) -> None:
         """Raise a `ValueError` of one sentence for a setting of the wrong type or out of range."""

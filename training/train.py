@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
@@ -19,7 +19,7 @@ from .checkpoint import load_state, save_state
 from .data import Example, batches, collate, load_examples
 from .objective import JointObjective
 from .settings import TrainSettings
-from .target import TargetStates
+from .target import TargetStates, load_target
 from .warm_start import balance_head, start_from_checkpoint, start_from_target
 
 
@@ -29,14 +29,17 @@ def train(settings: TrainSettings) -> Path:
     Raises:
         ValueError: for unusable data or settings, a state of another run, or a loss that is no longer finite.
     """
+    settings.validate()
     accelerator = Accelerator(mixed_precision=settings.mixed_precision)
     output = Path(settings.output)
     output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
-    tokenizer = AutoTokenizer.from_pretrained(settings.target)
-    target = AutoModelForCausalLM.from_pretrained(settings.target, dtype=getattr(torch, settings.dtype))
-    target = target.eval().requires_grad_(False).to(accelerator.device)
+    target, tokenizer = load_target(settings.target, settings.dtype)
+    target = target.requires_grad_(False).to(accelerator.device)
     examples = load_examples(settings.data, tokenizer, settings.max_length, settings.loop_limit)
+    largest = max(max(example.prompt_ids + example.answer_ids) for example in examples)
+    if largest >= target.config.get_text_config().vocab_size:
+        raise ValueError(f"The data hold token id {largest}, which {settings.target} lacks; regenerate them with it.")
     if settings.max_examples:
         # Whatever the seed, the same answers: runs that follow each other share their kept states.
         chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
@@ -59,14 +62,17 @@ def train(settings: TrainSettings) -> Path:
 
 def build_drafter(settings: TrainSettings, target: PreTrainedModel, tokenizer_size: int) -> LiLiCorrModel:
     """A fresh fp32 drafter on the target's device, warm-started from `settings.init` where given."""
-    config = LiLiCorrConfig.for_target(
-        target.config,
-        tokenizer_size=tokenizer_size,
-        head_type=settings.head_type,
-        block_size=settings.block_size,
-        **settings.config,
-    )
-    drafter = LiLiCorrModel(config)
+    try:
+        config = LiLiCorrConfig.for_target(
+            target.config,
+            tokenizer_size=tokenizer_size,
+            head_type=settings.head_type,
+            block_size=settings.block_size,
+            **settings.config,
+        )
+        drafter = LiLiCorrModel(config)
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
     if settings.init:
         start_from_checkpoint(drafter, target, Path(settings.init))
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -56,14 +57,26 @@ def start_from_checkpoint(drafter: LiLiCorrModel, target: PreTrainedModel, folde
     """Load the backbone of a LiLiCorr checkpoint, and its head if it is of `drafter`'s type; else balance a fresh one.
 
     Raises:
-        ValueError: if the checkpoint lacks backbone tensors.
+        ValueError: if the checkpoint is missing or torn, or lacks backbone tensors or has them in other shapes.
     """
-    weights = load_file(folder / "model.safetensors")
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise ValueError(f"{folder} has no {file.name} to start from; give the checkpoint folder of an earlier run.")
+    try:
+        weights = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read ({error}); it is cut short or damaged, copy it again.") from error
     prefix = f"{drafter.config.head_type}."
     known = drafter.state_dict()
     absent = [name for name in known if name not in weights and not name.startswith(prefix)]
     if absent:
         raise ValueError(f"{folder} lacks {absent[0]!r} and {len(absent) - 1} more backbone tensors of this drafter.")
+    for name in known:
+        if name in weights and weights[name].shape != known[name].shape:
+            raise ValueError(
+                f"{folder} holds {name!r} in shape {list(weights[name].shape)}, this drafter needs "
+                f"{list(known[name].shape)}; start from a checkpoint of the same target and settings."
+            )
     drafter.load_state_dict({name: weights[name] for name in known if name in weights}, strict=False)
     if not any(name.startswith(prefix) for name in weights):
         balance_head(drafter, target)

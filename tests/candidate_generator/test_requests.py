@@ -73,3 +73,9 @@ def test_row_19_cache_that_cannot_be_cropped(llama, llama_drafter, prompt):
 
     name = "cache" if hasattr(output_capturing, "selected_hidden_states") else "past_key_values"
     refuses(llama, llama_drafter, prompt(4), "cropped", **{name: Uncroppable(config=llama.config)})
+
+
+def test_a_logits_processor_with_a_state_is_refused(llama, llama_drafter, prompt):
+    """It would be asked about drafted tokens that are then dropped, and say something else afterwards."""
+    with pytest.raises(ValueError, match="keeps a state that drafted tokens would spoil"):
+        llama.generate(prompt(4), max_new_tokens=8, guidance_scale=1.5, assistant_model=llama_drafter)

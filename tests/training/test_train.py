@@ -95,3 +95,41 @@ def test_warm_start_takes_the_backbone_of_another_head(tmp_path, target_folder, 
 def test_a_loss_that_is_not_finite_names_the_batch(tmp_path, target_folder, answers):
     with pytest.raises(ValueError, match=r"The loss is nan at step 0 on \['p"):
         train(settings(target_folder, answers, tmp_path, objective=Objective(gamma=float("nan"))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_type": "unheard-of"}, "head_type is 'unheard-of', expected one of"),
+        ({"block_size": 1}, "block_size is 1"),
+        ({"config": {"mask_token_id": "x"}}, "config .* cannot work"),
+        ({"config": {"mask_token_id": 3, "head_config": 5}}, "config .* cannot work"),
+        ({"dtype": "fp32"}, "dtype is 'fp32', expected one of float32"),
+        ({"init": "absent"}, r"absent has no model\.safetensors to start from"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_sentence(tmp_path, target_folder, answers, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(settings(target_folder, answers, tmp_path, **changes))
+
+
+def test_torn_or_foreign_start_is_one_sentence(tmp_path, target_folder, answers):
+    plain = train(settings(target_folder, answers, tmp_path / "none", head_type="none", steps=1))
+    wider = {"mask_token_id": 3, "num_hidden_layers": 2, "intermediate_size": 40}
+    with pytest.raises(ValueError, match="start from a checkpoint of the same target"):
+        train(settings(target_folder, answers, tmp_path / "o", init=str(plain), head_type="none", config=wider))
+    weights = plain / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match="cut short or damaged"):
+        train(settings(target_folder, answers, tmp_path / "o", init=str(plain), head_type="none"))
+
+
+def test_answers_of_a_larger_vocabulary_are_refused(tmp_path, target_folder):
+    data = tmp_path / "a.jsonl"
+    messages = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]
+    data.write_text(json.dumps({"id": "a", "messages": messages, "output_ids": [5, 64, 7]}))
+    with pytest.raises(ValueError, match=r"token id 64, which .* lacks"):
+        train(settings(target_folder, str(data), tmp_path / "o", batch_size=1))
+    data.write_text(json.dumps({"id": "a", "messages": messages, "output_ids": ["x"]}))
+    with pytest.raises(ValueError, match="row 'a' has output_ids that are no token ids"):
+        train(settings(target_folder, str(data), tmp_path / "o", batch_size=1))

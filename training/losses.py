@@ -14,7 +14,8 @@ class Objective:
     """Weights of the loss: slot decay `beta` (Eq. 6), `gamma` and `penalty` lambda (Eq. 7), `mu` and `rho` (Eq. 13).
 
     With `sample_slots` slot `s` enters Eq. 6 with probability `w_s` and weight 1 instead of always and with weight
-    `w_s`: the same loss in expectation, without the vocabulary work of slots that weigh little.
+    `w_s`: the same loss in expectation, without the vocabulary work of slots that weigh little. The reranker's terms
+    stay whole; their gradient takes the log-normaliser of the other slots as a constant, an approximation.
     """
 
     beta: float = 7.0

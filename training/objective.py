@@ -49,14 +49,14 @@ class JointObjective(nn.Module):
         reranks = config.head_type == "lilicorr"
         count = self.drafter.head.num_candidates if reranks else 1
         share = slot_weights(shape[1], self.objective.beta, hidden.device)
-        counted, weights = supervised, share * supervised
+        counted, weights, active = supervised, share * supervised, torch.ones_like(supervised)
         if self.objective.sample_slots:
-            counted = supervised & (blocks.draws.flatten()[rows][:, None] <= share)
+            active = counted = supervised & (blocks.draws.flatten()[rows][:, None] <= share)
             weights = counted.float()
         # A lattice needs the candidates of every slot; without one, only slots that enter the loss are worked out.
         needed = torch.ones_like(counted) if reranks else counted
         flat = hidden[needed]
-        normaliser, best = topk_normaliser(flat, weight, bias, count, counted[needed])
+        normaliser, best = topk_normaliser(flat, weight, bias, count, active[needed])
         gold_logits = logits_at(flat, weight, bias, labels[needed][:, None]).squeeze(1)
         candidates = labels.new_full((*shape, count), -1)
         candidates[needed] = best

@@ -104,8 +104,10 @@ def test_chunked_objective_and_gradients_equal_the_equations_block_by_block(setu
     torch.testing.assert_close(loss, by_hand, rtol=1e-4, atol=1e-5)
     ours, theirs = gradients(drafter, loss), gradients(drafter, by_hand)
     assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=2e-3, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+    whole = torch.stack([gradient.norm() for gradient in theirs.values()]).norm()
+    for name in ours:  # a gradient that is almost nothing is compared with a thousandth of the whole
+        error = (ours[name] - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-3 * whole)
+        assert error < 1e-4, f"{name}: relative error {error}"
 
 
 def test_reranker_loss_alone_reaches_the_backbone_but_not_the_target(setup):

@@ -51,7 +51,7 @@ def smollm2(source: str | Path | None = None, cache_dir: str | Path | None = Non
         A folder for `from_pretrained`. It appears under its name only when it is complete.
 
     Raises:
-        TargetUnavailableError: without network, with a wrong file, or without the `gguf` package.
+        TargetUnavailableError: without network, with a wrong file, or without the packages of the demo extra.
     """
     source = source or os.environ.get(SOURCE_VARIABLE)
     if source is not None and Path(source).is_dir():
@@ -59,11 +59,12 @@ def smollm2(source: str | Path | None = None, cache_dir: str | Path | None = Non
     folder = cache_root(cache_dir) / FOLDER_NAME
     if folder.is_dir():
         return _checked_folder(folder)
-    if importlib.util.find_spec("gguf") is None:
-        raise TargetUnavailableError(
-            "Reading the embedded target needs the gguf package, which is not installed; "
-            "install the demo extra: pip install 'lilicorr[demo]'."
-        )
+    for package in ("gguf", "accelerate"):  # Transformers reads GGUF files with both
+        if importlib.util.find_spec(package) is None:
+            raise TargetUnavailableError(
+                f"Reading the embedded target needs the {package} package, which is not installed; "
+                "install the demo extra: pip install 'lilicorr[demo]'."
+            )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as scratch:
         gguf = _gguf(source, Path(scratch))

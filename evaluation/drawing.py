@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from .compare import Comparison, DrawnBlock
 from .metrics import Trace, acceptance_length
 
-PROMPT_WIDTH = 34
+PROMPT_WIDTH = 14
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
@@ -18,9 +18,9 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     table = Table(title="plain generate against assistant_model=drafter")
     table.add_column("prompt", max_width=PROMPT_WIDTH, no_wrap=True, overflow="ellipsis")
     for name in ("tokens", "plain tok/s", "assisted tok/s", "speed-up", "acceptance length"):
-        table.add_column(name, justify="right")
-    table.columns[-1].min_width = 10
-    table.add_column("output")
+        longest = max(map(len, name.split()))  # headers wrap at words; in a narrow terminal the prompt gives way
+        table.add_column(name, justify="right", min_width=longest)
+    table.add_column("output", min_width=6)
     for comparison in comparisons:
         plain, assisted = comparison.plain, comparison.assisted
         table.add_row(

@@ -166,7 +166,8 @@ class LiLiCorrHead(nn.Module):
         values, indices, normaliser = topk_logsumexp(block.logits.reshape(-1, vocab), self.num_candidates)
         candidates = indices.view(blocks, slots, -1)
         log_probs = (values - normaliser[:, None]).view(blocks, slots, -1)
-        first, pair = self.scores(candidates, log_probs, block)
+        embeds = block.embed(candidates)
+        first, pair = self.scores(embeds, log_probs, block.hidden, block.anchor_state, block.anchor_valid)
         picks = greedy_walk(first, pair)
         draft = Draft(
             tokens=candidates.gather(-1, picks[..., None]).squeeze(-1),
@@ -176,10 +177,9 @@ class LiLiCorrHead(nn.Module):
             draft.lattice = Lattice(candidates, log_probs, first, pair, picks)
         return draft
 
-    def scores(self, candidates: Tensor, log_probs: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-        """Scores of a lattice `[N, S, K]`: `first [N, K]` and `pair [N, S - 1, K, K]`, fp32, as `lattice_scores`."""
-        factors = self.factors(block.embed(candidates), log_probs, block.hidden, block.anchor_state, block.anchor_valid)
-        return lattice_scores(*factors, self.logit_scale)
+    def scores(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """Scores of a lattice from the arguments of `factors`: `[N, K]` and `[N, S - 1, K, K]`, as `lattice_scores`."""
+        return lattice_scores(*self.factors(*inputs), self.logit_scale)
 
 
 def _confidence_features(log_probs: Tensor) -> Tensor:

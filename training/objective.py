@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..kernels.dispatch import greedy_walk
-from ..modeling_lilicorr.lattice import Block
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import Blocks, block_mask
 from .losses import Objective, accepted, oracle_prefix, reranker_terms, slot_weights, teacher_forced_scores
@@ -73,15 +72,9 @@ class JointObjective(nn.Module):
             anchors = blocks.anchors.flatten()[rows]
             sequence = torch.arange(input_ids.shape[0], device=flat.device).repeat_interleave(blocks.anchors.shape[1])
             before = (anchors - 1).clamp(min=0)
-            block = Block(
-                hidden=hidden,
-                logits=hidden[..., :0],  # not kept: the lattice below comes from the chunked pass
-                anchor_ids=input_ids[sequence[rows], anchors],
-                anchor_state=context[sequence[rows], before],
-                anchor_valid=anchors > 0,
-                embed=target.get_input_embeddings(),
-            )
-            first, pair = self.drafter.head.scores(candidates, log_probs, block)
+            embeds = target.get_input_embeddings()(candidates)
+            anchor_states = context[sequence[rows], before]
+            first, pair = self.drafter.head.scores(embeds, log_probs, hidden, anchor_states, anchors > 0)
             covered, gold = oracle_prefix(candidates, labels, supervised)
             # Row p + s - 1 of the target scores the token at p + s.
             places = (anchors[:, None] + torch.arange(shape[1], device=flat.device)).clamp(max=input_ids.shape[1] - 1)

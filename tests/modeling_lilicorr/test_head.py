@@ -350,9 +350,9 @@ def test_scores_are_the_scaled_cosines_and_never_exceed_the_scale() -> None:
     table = torch.randn(config.vocab_size, config.hidden_size)
     candidates = torch.randint(0, config.vocab_size, (3, 5, 4))
     valid = torch.tensor([True, True, False])
-    block = Block(given["hidden"], torch.empty(0), torch.zeros(3), given["anchor_state"], valid, lambda i: table[i])
+    states = (given["hidden"], given["anchor_state"])
     with torch.no_grad():
-        first, pair = model.head.scores(candidates, given["log_probs"], block)
+        first, pair = model.head.scores(table[candidates], given["log_probs"], *states, valid)
         out, inp, anchor_out = plain_head(model)(**{**given, "embeds": table[candidates]}, anchor_valid=valid)
     assert first.shape == (3, 4) and pair.shape == (3, 4, 4, 4)
     assert max(first.abs().max(), pair.abs().max()) <= 8.0 + 1e-5

@@ -4,7 +4,8 @@
 
 Every JSONL row holds `{"messages": [{"role": "user", "content": …}, …]}`; the first user turn is asked. Tokens/s
 count new tokens by the wall clock of `generate`, prefill included. Acceptance lengths count the bonus token and weigh
-every block the same.
+every block the same. A drafter that adapts its draft lengths to the machine is also run with whole blocks, since only
+acceptance lengths of equal drafts compare.
 """
 
 import json
@@ -37,7 +38,8 @@ from rich.progress import track
 from rich.table import Table
 
 PLAIN = "plain"
-console = Console(width=None if sys.stdout.isatty() else 140)  # a table in a file must not wrap
+WHOLE = ", whole blocks"
+console = Console(width=None if sys.stdout.isatty() else 160)  # a table in a file must not wrap
 
 
 def main(
@@ -134,15 +136,19 @@ def _first_turn(line: str, place: str) -> str:
 
 def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> Iterator[dict[str, Any]]:
     """Yield one row a prompt with an `Answer` of every arm; their order turns by one each prompt."""
-    arms: list[tuple[str, Any]] = [(PLAIN, None), *pair.drafters.items()]
+    arms: list[tuple[str, Any, dict[str, Any]]] = [(PLAIN, None, {})]
+    for name, drafter in pair.drafters.items():
+        arms.append((name, drafter, {}))
+        if drafter.config.draft_lengths == "adaptive" and pair.target.device.type == "cpu":
+            arms.append((name + WHOLE, drafter, {"num_assistant_tokens": drafter.config.num_slots}))
     options = decoding_options(max_new_tokens)
     warm_up(pair.target, list(pair.drafters.values()), encode(pair.tokenizer, chosen[0][1], pair.target.device))
     for number, (name, prompt) in enumerate(track(chosen, description="prompts", console=console)):
         inputs = encode(pair.tokenizer, prompt, pair.target.device)
         start = number % len(arms)
         runs: dict[str, Answer] = {}
-        for arm, drafter in arms[start:] + arms[:start]:
-            runs[arm] = answer(pair.target, inputs, drafter, stages=True, **options)
+        for arm, drafter, lengths in arms[start:] + arms[:start]:
+            runs[arm] = answer(pair.target, inputs, drafter, stages=True, **options, **lengths)
         plain = runs[PLAIN].token_ids
         differences = {
             arm: find_difference(pair.target, inputs, plain, run.token_ids) for arm, run in runs.items() if arm != PLAIN
@@ -152,12 +158,12 @@ def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> I
             "prompt_tokens": inputs["input_ids"].shape[1],
             "loops": loops(plain),
             "differences": {arm: asdict(found) for arm, found in differences.items() if found is not None},
-            "arms": {arm: runs[arm] for arm, _ in arms},
+            "arms": {arm: runs[arm] for arm, *_ in arms},
         }
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of every arm over `rows`: speed, acceptance, equality with plain, milliseconds of a block by stage."""
+    """Figures of every arm over `rows`: speed, acceptance, equality with plain, milliseconds a target pass by stage."""
     arms = {}
     for arm in rows[0]["arms"] if rows else []:
         runs: list[Answer] = [row["arms"][arm] for row in rows]
@@ -172,15 +178,15 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "largest_logit_gap": max((gap for gap in gaps if gap is not None), default=None),
         }
         if traces:
+            passes = arms[arm]["new_tokens"] - sum(trace.accepted for trace in traces)  # each gives one token itself
             arms[arm] |= {
                 "blocks": blocks,
                 "acceptance_length": acceptance_length(traces),
                 "mean_of_response_means": mean_of_response_means(traces),
                 "tokens_per_verification": tokens_per_verification(traces),
                 "acceptance_by_slot": acceptance_by_slot(traces),
-                "milliseconds_per_block": {
-                    stage: spent / blocks for stage, spent in stages.items() if blocks and spent
-                },
+                "drafted_per_pass": sum(trace.drafted for trace in traces) / passes,
+                "milliseconds_per_pass": {stage: spent / passes for stage, spent in stages.items() if spent},
             }
     return {"answers": len(rows), "arms": arms}
 
@@ -215,16 +221,17 @@ def show(report: dict[str, Any]) -> None:
 
 
 def summary_table(title: str, summary: dict[str, Any]) -> Table:
-    """One row an arm, with ratios to plain (speed) and to the arm `none` (acceptance length, speed)."""
+    """One row an arm, with ratios to plain (speed) and to `none` with the same draft lengths (speed, acceptance)."""
     table = Table(title=title, box=box.MARKDOWN)
     table.add_column("arm")
-    names = ["tok/s", "to plain", "to none", "acceptance length", "to none", "draft ms", "target ms", "equal to plain"]
-    for name in names:
+    speed, lengths = ["tok/s", "to plain", "to none"], ["drafted a pass", "acceptance length", "to none"]
+    for name in [*speed, *lengths, "draft ms", "target ms", "equal to plain"]:
         table.add_column(name, justify="right")
     arms = summary["arms"]
-    plain, none = arms.get(PLAIN, {}), arms.get("none", {})
+    plain = arms.get(PLAIN, {})
     for name, figures in arms.items():
-        stages = figures.get("milliseconds_per_block", {})
+        none = arms.get("none" + WHOLE if name.endswith(WHOLE) else "none", {})
+        stages = figures.get("milliseconds_per_pass", {})
         equal = f"{figures['equal']} of {summary['answers']}"
         if figures["largest_logit_gap"] is not None:
             equal += f" (logit gap ≤ {figures['largest_logit_gap']:.2g})"
@@ -233,6 +240,7 @@ def summary_table(title: str, summary: dict[str, Any]) -> Table:
             f"{figures['tokens_per_second']:.1f}",
             _ratio(figures, plain, "tokens_per_second"),
             _ratio(figures, none, "tokens_per_second"),
+            f"{figures['drafted_per_pass']:.2f}" if "drafted_per_pass" in figures else "",
             f"{figures['acceptance_length']:.3f}" if "acceptance_length" in figures else "",
             _ratio(figures, none, "acceptance_length"),
             *(f"{stages[stage]:.1f}" if stage in stages else "" for stage in ("draft", "target")),

@@ -5,12 +5,14 @@ row from the target alone and keeps a drafted token only if it is the one drawn.
 """
 
 import copy
+import time
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
@@ -21,12 +23,19 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import output_capturing
 
 from .figures import GenerationFigures
+from .pace import Pace
 
 if TYPE_CHECKING:
+    from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
     from ..modeling_lilicorr.dflash import DraftCache
     from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 
 _RIDING = "_lilicorr_context"  # attribute of a target cache that holds the drafter's context of the same rows
+
+_DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names none
+
+# Rows from which MKL's fp32 product with a vocabulary-sized matrix is fast again: 15 take it over twice as long as 16.
+_FULL_TILE = 16
 
 # Whether a list in `output_hidden_states` selects entries of the full tuple. The first releases that took a list
 # counted differently (layer ids, no entry for the embedding), so there every state is asked for instead.
@@ -39,7 +48,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
     Args:
         drafter: the `LiLiCorrModel`; its `last_generation` is pointed at this call's figures.
         target: the decoder-only model that `generate` was called on.
-        generation_config: of the call; `max_length`, `eos_token_id` and `output_hidden_states` are read.
+        generation_config: of the call; `max_length`, `eos_token_id`, `output_hidden_states`, `do_sample`,
+            `num_assistant_tokens` and `num_assistant_tokens_schedule` are read.
         model_kwargs: of the call; the cache and the attention mask are read.
         input_ids: the prompt, `[1, L]` (int64), on any device.
 
@@ -85,6 +95,11 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._length = input_ids.shape[1]
         self._drafted = 0  # tokens of the last draft
         self._ran = False  # whether the drafter ran for the last pass, even if nothing of its draft was usable
+        self._longest, adapts = longest_draft(drafter.config, target, generation_config)
+        self._pace = Pace(self._longest, drafter.step_times.of(target)) if adapts else None
+        self._started = 0.0  # when the last step began
+        self._asked = 0  # tokens that it was to draft
+        self._took_in = 0  # context rows that its draft read for the first time; a prompt's would spoil its time
 
     def get_candidates(  # type: ignore[override]
         self,
@@ -101,26 +116,42 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         """
         if is_first_iteration:
             return input_ids, None
-        states, positions = self._committed(model_outputs.hidden_states, int(n_last_matches))
-        tokens = self._draft(input_ids, states, positions)
+        self._context.wait(*self._committed(model_outputs.hidden_states, int(n_last_matches)))
+        self._context.rows = self._rows
+        self._asked = self._next_length(int(n_last_matches))
+        tokens = self._draft(input_ids, self._asked)
         self._drafted = tokens.shape[1]
         self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, self._drafted)
         return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), None
 
-    def _draft(self, input_ids: Tensor, states: Tensor, positions: Tensor) -> Tensor:
-        """Drafted tokens `[1, 0 … B - 1]` to follow `input_ids [1, L]`; `states` and `positions` as in `_committed`."""
-        room = self._max_length - input_ids.shape[1] - 1  # the target adds one token of its own to every draft
-        self._ran = room > 0
+    def _next_length(self, accepted: int) -> int:
+        """Tokens to draft in the step that begins now, of the last of which `accepted` drafted ones were kept."""
+        if self._pace is None:
+            return self._longest
+        now = time.perf_counter()
+        if self._started:
+            timed = self._drafted == self._asked and self._took_in <= 2 * self.drafter.config.block_size
+            self._pace.note(self._drafted, accepted, now - self._started if timed else None)
+        self._started = now
+        return self._pace.choose()
+
+    def _draft(self, input_ids: Tensor, wanted: int) -> Tensor:
+        """Drafted tokens `[1, 0 … wanted]` to follow `input_ids [1, L]`."""
+        room = min(wanted, self._max_length - input_ids.shape[1] - 1)  # the target adds a token of its own to a draft
+        self._ran, self._took_in = room > 0, 0
         if not self._ran:
             return input_ids[:, :0]
         anchor = input_ids[0, -1:].to(self.drafter.device)
-        draft = self.drafter.draft(anchor, states, positions, self._context.cache, self._embed, self._project)
-        self._context.rows = self._rows
+        states, positions = self._context.waiting()
+        self._took_in = states.shape[1]
+        draft = self.drafter.draft(
+            anchor, states, positions, self._context.cache, self._embed, self._project, num_slots=wanted
+        )
         tokens = draft.tokens[:, :room]
         return tokens[:, : self._usable(tokens[0], draft.finite[0, :room])]
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int | Tensor) -> None:  # type: ignore[override]
-        """Note what the last pass committed: `input_ids [1, L]` has grown by it. Nothing is adapted."""
+        """Note what the last pass committed: `input_ids [1, L]` has grown by it."""
         committed = input_ids.shape[1] - self._length
         self._length = input_ids.shape[1]
         if self._ran:
@@ -162,7 +193,10 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
     def _project(self, hidden: Tensor) -> Tensor:
         weight = self._lm_head.weight
         dtype = weight.dtype if weight.is_floating_point() else self._target_dtype  # quantised tables
-        return self._lm_head(_beside(hidden, weight).to(dtype)).to(self.drafter.device)
+        hidden, rows = _beside(hidden, weight).to(dtype), hidden.shape[1]
+        if hidden.device.type == "cpu" and dtype == torch.float32 and 3 < rows < _FULL_TILE:
+            hidden = functional.pad(hidden, (0, 0, 0, _FULL_TILE - rows))
+        return self._lm_head(hidden)[:, :rows].to(self.drafter.device)
 
 
 class RidingContext:
@@ -177,6 +211,7 @@ class RidingContext:
         self.placement = (drafter.device, drafter.dtype)
         self.cache: DraftCache = drafter.new_cache()
         self.rows = 0  # rows of the target's cache, from the start, that `cache` knows (a few may be missing)
+        self._waiting: list[tuple[Tensor, Tensor]] = []  # committed rows that the drafter has not taken in yet
 
     @classmethod
     def board(cls, target_cache: Any, drafter: "LiLiCorrModel", rows: int) -> "RidingContext":
@@ -188,9 +223,19 @@ class RidingContext:
             setattr(target_cache, _RIDING, riding)
         return riding
 
+    def wait(self, states: Tensor, positions: Tensor) -> None:
+        """Keep committed rows, states `[1, C, taps * d]` and positions `[1, C]`, for the next draft."""
+        self._waiting.append((states, positions))
+
+    def waiting(self) -> tuple[Tensor, Tensor]:
+        """All rows kept since the last draft, as given to `wait`; they wait no longer."""
+        states, positions = (torch.cat(parts, dim=1) for parts in zip(*self._waiting, strict=True))
+        self._waiting = []
+        return states, positions
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "RidingContext":
         copied = object.__new__(type(self))
-        copied.__dict__ = self.__dict__ | {"cache": copy.deepcopy(self.cache, memo)}
+        copied.__dict__ = self.__dict__ | {"cache": copy.deepcopy(self.cache, memo), "_waiting": [*self._waiting]}
         return copied
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -226,6 +271,25 @@ def check_request(drafter: "LiLiCorrModel", target: PreTrainedModel, input_ids: 
             f"The target {type(target).__name__} shows no input embedding or no LM head, and the drafter borrows both; "
             "use a causal LM class whose get_input_embeddings() and get_output_embeddings() return them."
         )
+
+
+def longest_draft(config: "LiLiCorrConfig", target: PreTrainedModel, asked: GenerationConfig) -> tuple[int, bool]:
+    """The longest draft of a call and whether its steps may choose shorter ones.
+
+    `num_assistant_tokens` and `num_assistant_tokens_schedule` of the call win over the drafter's `draft_lengths`; at
+    Transformers' defaults (20, "constant") they count as not given. Steps choose by their times, which differ from run
+    to run, so only under greedy decoding, where the text does not depend on it, and on a CPU, where length costs.
+
+    Raises:
+        ValueError: if `num_assistant_tokens` is negative.
+    """
+    count, schedule = asked.num_assistant_tokens, asked.num_assistant_tokens_schedule
+    if count is not None and count < 0:
+        raise ValueError(f"num_assistant_tokens is {count}, expected 0 or more; leave it out for whole blocks.")
+    given = count not in (None, _DEFAULT_COUNT)
+    adapts = schedule not in (None, "constant") or (config.draft_lengths == "adaptive" and not given)
+    longest = min(count, config.num_slots) if given else config.num_slots
+    return longest, adapts and longest > 0 and not asked.do_sample and target.device.type == "cpu"
 
 
 def check_processors(processors: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 FORMAT_VERSION = 1
 HEAD_TYPES = ("none", "lilicorr")
+DRAFT_LENGTHS = ("whole", "adaptive")
 
 LILICORR_HEAD_KEYS = (
     "num_candidates",
@@ -61,6 +62,8 @@ class LiLiCorrConfig(PreTrainedConfig):
         head_type: `"lilicorr"` or `"none"` (each slot's most likely token: vanilla DFlash).
         head_config: the head's own settings, all required: for `lilicorr` `num_candidates` (K), `hidden_size`,
             `num_layers`, `num_heads`, `intermediate_size`, `factor_dim` (d_e), `logit_scale` (sigma), `vector_eps`.
+        draft_lengths: `"whole"` drafts whole blocks; `"adaptive"` lets greedy decoding on a CPU draft fewer tokens
+            where that is faster. `num_assistant_tokens` and its schedule, given to `generate`, win over it.
         target_model: the target's name on the Hub, if it has one; for the model card only.
         lilicorr_format: version of this layout.
     """
@@ -91,6 +94,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         num_target_layers: int = 36,
         head_type: str = "lilicorr",
         head_config: dict[str, Any] | None = None,
+        draft_lengths: str = "whole",
         target_model: str | None = None,
         lilicorr_format: int = FORMAT_VERSION,
         **kwargs: Any,
@@ -119,6 +123,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         self.num_target_layers = num_target_layers
         self.head_type = head_type
         self.head_config = default_head_config(head_type, hidden_size) if head_config is None else head_config
+        self.draft_lengths = draft_lengths
         self.target_model = target_model
         self.lilicorr_format = lilicorr_format
         kwargs.setdefault("tie_word_embeddings", False)
@@ -228,6 +233,8 @@ def _problems(config: LiLiCorrConfig) -> Any:
         )
     if config.head_type not in HEAD_TYPES:
         yield f"head_type is {config.head_type!r}, expected one of {', '.join(HEAD_TYPES)}."
+    if config.draft_lengths not in DRAFT_LENGTHS:
+        yield f"draft_lengths is {config.draft_lengths!r}, expected one of {', '.join(DRAFT_LENGTHS)}."
     if config.block_size < 2:
         yield f"block_size is {config.block_size}, but a block needs the anchor and at least one slot: use 2 or more."
     if not 0 <= config.mask_token_id < config.vocab_size:

@@ -36,15 +36,18 @@ class LiLiCorrModel(DFlashModel):
     """A drafter for `target.generate(..., assistant_model=drafter)`.
 
     It holds no embedding and no LM head: both are the target's, handed in at every call. It keeps no state between
-    calls either, apart from the figures of `last_generation`.
+    calls either, apart from the figures of `last_generation` and the durations in `step_times`.
     """
 
     def __init__(self, config: LiLiCorrConfig) -> None:
-        from ..candidate_generator.seam import install  # the seam needs nothing of this room but must follow it in
+        # The generator's room needs nothing of this one to be imported, but must follow it into every bundle.
+        from ..candidate_generator.pace import KnownTimes
+        from ..candidate_generator.seam import install
 
         config.validate()
         super().__init__(config)
         self.last_generation: GenerationFigures | None = None  # of the latest `generate` call that it served
+        self.step_times = KnownTimes()
         self.add_module(config.head_type, build_head(config))
         self.post_init()
         install()
@@ -72,6 +75,7 @@ class LiLiCorrModel(DFlashModel):
         embed: Callable[[Tensor], Tensor],
         lm_head: Callable[[Tensor], Tensor],
         return_lattice: bool = False,
+        num_slots: int | None = None,
     ) -> Draft:
         """Draft one block (paper §3.5): backbone, LM head, lattice, walk.
 
@@ -83,15 +87,16 @@ class LiLiCorrModel(DFlashModel):
             embed: the target's input embedding, ids `[...]` to `[..., d]`.
             lm_head: the target's output projection, `[..., d]` to `[..., vocab]` (rows beyond `vocab_size` are cut).
             return_lattice: also return candidates, log-probabilities, scores and picks.
+            num_slots: draft only the first so many of the `B - 1` slots; the backbone still sees the whole block.
 
         Returns:
-            `Draft` with tokens `[1, B - 1]`.
+            `Draft` with tokens `[1, num_slots]`.
         """
         context = self.project_context(context_hidden_states)
         block_positions = context_positions[:, -1:] + 1 + torch.arange(self.config.block_size, device=self.device)
         noise = embed(self.block_ids(anchor_ids)).to(device=self.device, dtype=self.dtype)
         states = self.decode_block(noise, context, block_positions, context_positions, cache=cache)
-        hidden = states[:, 1:]
+        hidden = states[:, 1:] if num_slots is None else states[:, 1 : 1 + num_slots]
         logits = lm_head(hidden)[..., : self.config.vocab_size]
         block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed)
         return self.head.draft(block, return_lattice=return_lattice)

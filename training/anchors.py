@@ -57,11 +57,12 @@ def sample_blocks(
 
 
 def block_mask(anchors: Tensor, context_length: int, block_size: int) -> Tensor:
-    """What each block sees: target rows before its anchor, and all of itself.
+    """What the rows of blocks that attend together see: target rows before their own anchor, and their own block.
 
-    `anchors [batch, N]` to bool `[batch * N, 1, 1, context_length + block_size]`.
+    `anchors [groups, G]` to bool `[groups, 1, G * B, context_length + G * B]`.
     """
-    flat = anchors.reshape(-1, 1)
-    past = torch.arange(context_length, device=anchors.device) < flat
-    own = past.new_ones(flat.shape[0], block_size)
-    return torch.cat([past, own], dim=1)[:, None, None]
+    groups, size = anchors.shape
+    past = torch.arange(context_length, device=anchors.device) < anchors[..., None]  # [groups, G, context_length]
+    own = torch.eye(size, dtype=torch.bool, device=anchors.device).repeat_interleave(block_size, dim=1)
+    seen = torch.cat([past, own.expand(groups, -1, -1)], dim=-1)
+    return seen.repeat_interleave(block_size, dim=1)[:, None]

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ..kernels.dispatch import greedy_walk
@@ -9,6 +10,8 @@ from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import Blocks, block_mask
 from .losses import Objective, accepted, oracle_prefix, reranker_terms, slot_weights, teacher_forced_scores
 from .vocabulary import logits_at, topk_normaliser
+
+TOGETHER = 32  # blocks that attend as one: more would mostly see each other's masked keys
 
 
 class JointObjective(nn.Module):
@@ -92,16 +95,28 @@ class JointObjective(nn.Module):
     def _block_states(
         self, target: PreTrainedModel, input_ids: Tensor, taps: Tensor, blocks: Blocks
     ) -> tuple[Tensor, Tensor]:
-        """Context rows `[batch, S, d]` and block states `[batch * N, B, d]` under the training mask."""
+        """Context rows `[batch, S, d]` and block states `[batch * N, B, d]` under the training mask.
+
+        Up to `TOGETHER` blocks of a sequence attend as one, so that they share one copy of its keys and values.
+        """
         drafter = self.drafter
         size = drafter.config.block_size
+        batch, width = blocks.anchors.shape
+        parts = -(-width // TOGETHER)
+        group = -(-width // parts)
+        anchors = F.pad(blocks.anchors, (0, parts * group - width)).view(-1, group)  # what fills up starts at 0
         context = drafter.project_context(taps.to(drafter.dtype))
-        anchor_ids = input_ids.gather(1, blocks.anchors).flatten()
-        noise = target.get_input_embeddings()(drafter.block_ids(anchor_ids)).to(drafter.dtype)
-        positions = blocks.anchors.reshape(-1, 1) + torch.arange(size, device=input_ids.device)
-        context_positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
-        mask = block_mask(blocks.anchors, input_ids.shape[1], size)
-        return context, drafter.decode_block(noise, context, positions, context_positions, mask)
+        anchor_ids = input_ids.repeat_interleave(parts, dim=0).gather(1, anchors)
+        noise = target.get_input_embeddings()(drafter.block_ids(anchor_ids.flatten())).to(drafter.dtype)
+        positions = anchors[..., None] + torch.arange(size, device=input_ids.device)
+        states = drafter.decode_block(
+            noise.view(len(anchors), group * size, -1),
+            context,
+            positions.flatten(1),
+            torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape),
+            block_mask(anchors, input_ids.shape[1], size),
+        )
+        return context, states.reshape(batch, parts * group, size, -1)[:, :width].flatten(0, 1)
 
     def loss(self, sums: dict[str, Tensor], denominators: dict[str, Tensor]) -> Tensor:
         """Eq. 7 (13 with `mu`) from this batch's sums and the denominators `weight`, `covered` of the whole step."""

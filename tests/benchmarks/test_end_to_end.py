@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,23 @@ def test_report_of_a_tiny_run(script, data, tiny_folders, tmp_path):
         assert figures["equal"] == 3 and figures["largest_logit_gap"] is None
         assert 1 <= figures["acceptance_length"] <= 5
         assert figures["acceptance_length"] == pytest.approx(1 + sum(figures["acceptance_by_slot"]))
-        assert set(figures["milliseconds_per_block"]) == {"draft", "target"}
+        assert set(figures["milliseconds_per_pass"]) == {"draft", "target"}
     assert report["without_loops"]["answers"] == sum(not row["loops"] for row in report["rows"])
     assert "without loops" in result.output and "equal to plain" in result.output
+
+
+def test_a_drafter_that_adapts_also_runs_with_whole_blocks(script, data, tiny_folders, tmp_path):
+    folder = tmp_path / "paced"
+    shutil.copytree(tiny_folders / "none", folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"draft_lengths": "adaptive"}))
+    common = ["--target", tiny_folders / "target", "--data", data, "--dtype", "fp32", "--device", "cpu"]
+    result = run(script, f"--drafter=none={folder}", *common, "--prompts", 2, "--out", tmp_path / "report.json")
+    assert result.exit_code == 0, result.output
+    arms = json.loads((tmp_path / "report.json").read_text())["all"]["arms"]
+    assert list(arms) == ["plain", "none", "none, whole blocks"]
+    assert arms["none"]["equal"] == arms["none, whole blocks"]["equal"] == 2
+    assert arms["none, whole blocks"]["drafted_per_pass"] > 3 > arms["none"]["drafted_per_pass"]
 
 
 def test_prompts_come_from_every_file_in_turn(script, data):

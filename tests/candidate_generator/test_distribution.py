@@ -50,7 +50,7 @@ def drafter(target, table, new_drafter):
     drafter = new_drafter(target, "none", num_hidden_layers=1, block_size=5, target_layer_ids=[0])
     successor = table.argmax(-1).tolist()
 
-    def draft(anchor_ids, *arguments):
+    def draft(anchor_ids, *arguments, **options):
         tokens = [successor[int(anchor_ids)]]
         while len(tokens) < drafter.config.num_slots:
             tokens.append(successor[tokens[-1]])

@@ -46,6 +46,9 @@ def test_a_batch_without_anchors_is_refused():
 def test_block_sees_rows_before_its_anchor_and_all_of_itself():
     anchors = torch.tensor([[1, 4], [0, 11]])
     mask = block_mask(anchors, context_length=12, block_size=4)
-    assert mask.shape == (4, 1, 1, 16)
-    for block, anchor in enumerate([1, 4, 0, 11]):
-        assert mask[block, 0, 0].tolist() == [row < anchor for row in range(12)] + [True] * 4
+    assert mask.shape == (2, 1, 8, 20)
+    for group, pair in enumerate(anchors.tolist()):
+        for row in range(8):
+            block = row // 4
+            own = [key // 4 == block for key in range(8)]
+            assert mask[group, 0, row].tolist() == [past < pair[block] for past in range(12)] + own

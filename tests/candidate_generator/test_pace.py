@@ -1,0 +1,196 @@
+"""Draft lengths that follow the measured times, on a clock that the test owns."""
+
+import copy
+import pickle
+import random
+
+import pytest
+import torch
+from lilicorr.candidate_generator import lilicorr_generator
+from lilicorr.candidate_generator.pace import KnownTimes, Pace, StepTimes
+
+COSTLY = {0: 46, 1: 62, 2: 64, 3: 84, 4: 86, 5: 90, 6: 94, 7: 100}  # rows cost time
+FLAT = {drafted: 50 for drafted in range(8)} | {0: 47}  # rows are free
+
+
+def decode(costs, chance, tokens=4000, seed=0):
+    """Pace's tokens by those of plain decoding in the same time, and how often each length was chosen."""
+    random.seed(seed)
+    times, chosen, spent, made = StepTimes(), [0] * 8, 0.0, 0
+    while made < tokens:
+        pace, length = Pace(7, times), 0
+        while length < 200:
+            drafted = pace.choose()
+            accepted = 0
+            while accepted < drafted and random.random() < chance:
+                accepted += 1
+            seconds = costs[drafted] * random.uniform(0.9, 1.1)
+            pace.note(drafted, accepted, seconds)
+            chosen[drafted] += 1
+            spent += seconds
+            length += accepted + 1
+        made += length
+    return made * costs[0] / spent, chosen
+
+
+@pytest.mark.parametrize("costs", [COSTLY, FLAT])
+@pytest.mark.parametrize("chance", [0.1, 0.45, 0.7, 0.97])
+def test_pace_comes_near_the_best_fixed_length(costs, chance):
+    best = max(sum(chance**slot for slot in range(size + 1)) * costs[0] / costs[size] for size in range(8))
+    speed, _ = decode(costs, chance)
+    assert speed > 0.9 * best
+
+
+def test_a_useless_drafter_is_mostly_left_out_and_a_perfect_one_drafts_whole_blocks():
+    _, useless = decode(COSTLY, 0.0)
+    assert useless[0] > 0.6 * sum(useless)
+    _, perfect = decode(FLAT, 1.0)
+    assert perfect[7] > 0.95 * sum(perfect)
+
+
+def test_every_kind_of_step_is_timed_before_the_choice():
+    times = StepTimes()
+    pace = Pace(7, times)
+    first = []
+    for _ in range(6):
+        first.append(pace.choose())
+        pace.note(first[-1], 0, COSTLY[first[-1]])
+    assert first == [7, 7, 2, 2, 0, 0]
+    another_call = Pace(7, times)
+    for _ in range(4):
+        another_call.note(2, 0, None)
+    assert another_call.choose() in (0, 1)
+
+
+def test_expected_seconds_lie_between_known_sizes():
+    times = StepTimes()
+    with pytest.raises(ValueError, match="No step has been timed"):
+        times.expect(3)
+    for size, seconds in ((0, 1.0), (4, 3.0), (4, 3.0), (4, 90.0)):
+        times.add(size, seconds)
+    assert [times.expect(size) for size in (0, 2, 4, 7)] == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_known_times_are_kept_by_target_and_left_behind_by_copies():
+    known, target = KnownTimes(), torch.nn.Linear(1, 1)
+    known.of(target).add(0, 1.0)
+    assert known.of(target).count(0) == 1
+    assert known.of(torch.nn.Linear(1, 1)).count(0) == 0
+    assert copy.deepcopy(known).of(target).count(0) == 0
+    assert pickle.loads(pickle.dumps(known)).of(target).count(0) == 0
+
+
+class Clock:
+    """Advances at every look by what the last pass of the target cost."""
+
+    def __init__(self, target, costs):
+        self.now, self.costs = 1.0, costs
+        target.register_forward_hook(lambda module, args, kwargs, out: self.advance(kwargs), with_kwargs=True)
+
+    def advance(self, kwargs):
+        self.now += self.costs.get(kwargs["input_ids"].shape[1] - 1, 1000)
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def paced(monkeypatch, new_target, new_drafter):
+    def build(costs, **drafter_settings):
+        target = new_target("llama")
+        drafter = new_drafter(target, "lilicorr", draft_lengths="adaptive", **drafter_settings)
+        monkeypatch.setattr(lilicorr_generator, "time", Clock(target, costs))
+        return target, drafter
+
+    return build
+
+
+@pytest.mark.parametrize("perfect", [True, False])
+def test_paced_output_is_plain_output(paced, teach, prompt, perfect):
+    target, drafter = paced(COSTLY)
+    ids = prompt(6)
+    plain = target.generate(ids, max_new_tokens=120, do_sample=False)
+    teach(drafter, plain[0], wrong_slots=() if perfect else (0,))
+    out = target.generate(ids, max_new_tokens=120, do_sample=False, assistant_model=drafter)
+    assert torch.equal(out, plain)
+    figures = drafter.last_generation
+    assert figures.committed == 120
+    if perfect:
+        assert figures.drafted_per_block[-2] == 7
+    else:
+        assert figures.plain_steps > 60
+        assert sum(figures.drafted_per_block) < 120
+
+
+def test_rows_of_plain_steps_reach_the_next_draft(paced, teach, prompt):
+    """A drafter that missed rows would believe to be at another position, and `teach` would notice."""
+    target, drafter = paced(COSTLY)
+    ids = prompt(6)
+    plain = target.generate(ids, max_new_tokens=100, do_sample=False)
+    teach(drafter, plain[0], wrong_slots=(0,))
+    cache = target.generate(
+        ids, max_new_tokens=60, do_sample=False, assistant_model=drafter, return_dict_in_generate=True
+    ).past_key_values
+    riding = cache._lilicorr_context
+    known = riding.cache.length + sum(states.shape[1] for states, _ in riding._waiting)
+    assert known == riding.rows == cache.get_seq_length() - 1  # all but the last pass's row
+    before = drafter.last_generation.plain_steps
+    assert before > 10
+    teach(drafter, plain[0])
+    drafter.step_times = KnownTimes()
+    target.generate(plain[:, :66], max_new_tokens=34, do_sample=False, assistant_model=drafter, past_key_values=cache)
+    assert drafter.last_generation.accepted_per_slot[0] == drafter.last_generation.blocks
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [
+        ({"num_assistant_tokens": 3}, 3),
+        ({"num_assistant_tokens": 7}, 7),
+        ({"num_assistant_tokens": 9}, 7),
+        ({"do_sample": True}, 7),
+    ],
+)
+def test_a_given_length_and_sampling_draft_alike_in_every_run(paced, prompt, options, longest):
+    target, drafter = paced(COSTLY)
+    target.generate(prompt(6), **({"max_new_tokens": 40, "do_sample": False, "assistant_model": drafter} | options))
+    drafted = drafter.last_generation.drafted_per_block
+    assert set(drafted[:-8]) == {longest}
+    assert drafter.last_generation.plain_steps <= 2
+
+
+def test_no_assistant_tokens_is_plain_decoding(paced, prompt):
+    target, drafter = paced(COSTLY)
+    plain = target.generate(prompt(6), max_new_tokens=12, do_sample=False)
+    out = target.generate(
+        prompt(6), max_new_tokens=12, do_sample=False, assistant_model=drafter, num_assistant_tokens=0
+    )
+    assert torch.equal(out, plain)
+    assert drafter.last_generation.blocks == 0
+
+
+def test_a_negative_length_is_refused(paced, prompt):
+    target, drafter = paced(COSTLY)
+    with pytest.raises(ValueError, match="num_assistant_tokens is -1"):
+        target.generate(prompt(6), max_new_tokens=4, assistant_model=drafter, num_assistant_tokens=-1)
+
+
+def test_the_call_can_ask_for_the_schedule_too(monkeypatch, new_target, new_drafter, teach, prompt):
+    target = new_target("llama")
+    drafter = new_drafter(target, "none")
+    monkeypatch.setattr(lilicorr_generator, "time", Clock(target, COSTLY))
+    teach(drafter, [], wrong_slots=(0,))
+    target.generate(
+        prompt(6),
+        max_new_tokens=80,
+        do_sample=False,
+        assistant_model=drafter,
+        num_assistant_tokens_schedule="heuristic",
+    )
+    assert drafter.last_generation.plain_steps > 20
+    assert max(drafter.last_generation.drafted_per_block) <= 7
+
+
+def test_unknown_draft_lengths_is_refused(new_target, new_drafter):
+    with pytest.raises(ValueError, match="draft_lengths is 'often'"):
+        new_drafter(new_target("llama"), "none", draft_lengths="often")

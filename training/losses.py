@@ -1,6 +1,6 @@
 """The joint objective (paper Eq. 3–7 and 13) as sums over slots, so that denominators can be global.
 
-Each term is a numerator; `Denominators` counts what they are divided by over all processes.
+Each term is a numerator; what they are divided by is summed beside them, over all processes.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,10 @@ from torch import Tensor
 class Objective:
     """Weights of the loss: slot decay `beta` (Eq. 6), `gamma` and `penalty` lambda (Eq. 7), `mu` and `rho` (Eq. 13).
 
+    `slot_weighting` is `"decay"` (Eq. 6) or `"d-pace"` (D-PACE, arXiv 2605.18810): a slot then weighs what the
+    drafter's own probabilities, smoothed by `alpha`, promise to be accepted from it on. Both are divided by the sum of
+    weights.
+
     With `sample_slots` slot `s` enters Eq. 6 with probability `w_s` and weight 1 instead of always and with weight
     `w_s`: the same loss in expectation, without the vocabulary work of slots that weigh little. The reranker's terms
     stay whole; their gradient takes the log-normaliser of the other slots as a constant, an approximation.
@@ -24,12 +28,38 @@ class Objective:
     mu: float = 0.0
     rho: float = 2.0
     sample_slots: bool = False
+    slot_weighting: str = "decay"
+    alpha: float = 0.5
+
+    def validate(self) -> None:
+        """Raise a `ValueError` of one sentence for weights that cannot work."""
+        if self.slot_weighting not in ("decay", "d-pace"):
+            raise ValueError(f"slot_weighting is {self.slot_weighting!r}, expected 'decay' or 'd-pace'.")
+        if self.slot_weighting == "d-pace" and self.sample_slots:
+            raise ValueError("sample_slots draws slots by the decay of Eq. 6, which d-pace replaces; choose one.")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha is {self.alpha}, expected a number from 0 to 1.")
 
 
 def slot_weights(slots: int, beta: float, device: torch.device | None = None) -> Tensor:
     """`w_s = exp(-(s - 1) / beta)` for slots 1 … S (Eq. 6), `[S]` (fp32); `beta` 0 or less weighs all slots alike."""
     index = torch.arange(slots, device=device, dtype=torch.float32)
     return torch.exp(-index / beta) if beta > 0 else torch.ones_like(index)
+
+
+def pace_weights(cross_entropy: Tensor, supervised: Tensor, alpha: float) -> Tensor:
+    """D-PACE's weights: `w_j = sum_{k >= j} C_k` with `C_k = prod_{i <= k} ((1 - alpha) p_i + alpha)`.
+
+    Args:
+        cross_entropy: of the drafter at each slot, `[N, S]`, so that `p = exp(-cross_entropy)`; no gradient flows back.
+        supervised: bool `[N, S]`; other slots weigh nothing and leave the product as it is.
+
+    Returns:
+        `[N, S]` (fp32), zero where not supervised.
+    """
+    smoothed = (1 - alpha) * torch.exp(-cross_entropy.detach().float()) + alpha
+    reached = smoothed.masked_fill(~supervised, 1.0).cumprod(dim=-1) * supervised
+    return reached.flip(-1).cumsum(dim=-1).flip(-1) * supervised
 
 
 def oracle_prefix(candidates: Tensor, labels: Tensor, supervised: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,15 @@ from transformers import PreTrainedModel
 from ..kernels.dispatch import greedy_walk
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import Blocks, block_mask
-from .losses import Objective, accepted, oracle_prefix, reranker_terms, slot_weights, teacher_forced_scores
+from .losses import (
+    Objective,
+    accepted,
+    oracle_prefix,
+    pace_weights,
+    reranker_terms,
+    slot_weights,
+    teacher_forced_scores,
+)
 from .vocabulary import logits_at, topk_normaliser
 
 TOGETHER = 32  # blocks that attend as one: more would mostly see each other's masked keys
@@ -35,8 +43,10 @@ class JointObjective(nn.Module):
 
         Returns:
             Differentiable numerators `dflash`, and with a LiLiCorr head `cross_entropy`, `distractor`, `margin`;
-            denominators `weight` (of `dflash`) and `covered` (of the others); metric sums `blocks`,
-            `argmax_accepted`, `walk_accepted`, `oracle_accepted`.
+            denominators `weight` (of `dflash`) and `covered` (of the others); metric sums `blocks` and, each `[slots]`,
+            `supervised` (labels there are), `argmax_accepted`, and with such a head `walk_accepted`, `oracle_accepted`
+            (blocks in which the drafter's first candidates, the walk, or the best path could get that far) and
+            `in_candidates` (labels among their slot's candidates).
         """
         (target,) = self._target
         config, lm_head = self.drafter.config, target.get_output_embeddings()
@@ -62,13 +72,18 @@ class JointObjective(nn.Module):
         gold_logits = logits_at(flat, weight, bias, labels[needed][:, None]).squeeze(1)
         candidates = labels.new_full((*shape, count), -1)
         candidates[needed] = best
-        run = accepted(candidates[..., 0], labels, counted)
+        cross_entropy = normaliser - gold_logits
+        if self.objective.slot_weighting == "d-pace":
+            full = torch.zeros_like(weights).masked_scatter(needed, cross_entropy.detach())
+            weights = pace_weights(full, supervised, self.objective.alpha)
+        run = accepted(candidates[..., 0], labels, counted).sum(dim=0)
         sums = {
-            "dflash": (weights[needed] * (normaliser - gold_logits)).sum(),
+            "dflash": (weights[needed] * cross_entropy).sum(),
             "weight": weights.sum(),
             "blocks": rows.sum().float(),
+            "supervised": supervised.sum(dim=0).float(),
             # A slot that is looked at with probability w counts 1 / w, which keeps the mean unbiased.
-            "argmax_accepted": (run / share).sum() if self.objective.sample_slots else run.sum(),
+            "argmax_accepted": run / share if self.objective.sample_slots else run.float(),
         }
         if reranks:
             log_probs = (logits_at(flat, weight, bias, best) - normaliser[:, None]).view(candidates.shape)
@@ -87,9 +102,10 @@ class JointObjective(nn.Module):
             sums |= reranker_terms(scores, gold, covered, target_logits, self.objective.rho)
             picks = greedy_walk(first.detach(), pair.detach())
             walked = candidates.gather(-1, picks[..., None]).squeeze(-1)
-            sums["walk_accepted"] = accepted(walked, labels, supervised).sum()
-            sums["argmax_accepted"] = accepted(candidates[..., 0], labels, supervised).sum()
-            sums["oracle_accepted"] = covered.sum()
+            sums["walk_accepted"] = accepted(walked, labels, supervised).sum(dim=0).float()
+            sums["argmax_accepted"] = accepted(candidates[..., 0], labels, supervised).sum(dim=0).float()
+            sums["oracle_accepted"] = covered.sum(dim=0).float()
+            sums["in_candidates"] = ((candidates == labels[..., None]).any(-1) & supervised).sum(dim=0).float()
         return sums
 
     def _block_states(

@@ -3,7 +3,15 @@ import math
 import pytest
 import torch
 from lilicorr.kernels.reference import greedy_walk
-from lilicorr.training.losses import accepted, oracle_prefix, reranker_terms, slot_weights, teacher_forced_scores
+from lilicorr.training.losses import (
+    Objective,
+    accepted,
+    oracle_prefix,
+    pace_weights,
+    reranker_terms,
+    slot_weights,
+    teacher_forced_scores,
+)
 
 CANDIDATES = torch.tensor([[[5, 6], [7, 8], [9, 1]]])
 
@@ -84,3 +92,30 @@ def test_minimising_the_cross_entropy_makes_the_walk_follow_the_truth():
         for table, gradient in zip((first, pair), torch.autograd.grad(loss, (first, pair)), strict=True):
             table.data -= gradient
     assert greedy_walk(first, pair).tolist() == gold.tolist()
+
+
+def test_pace_weights_of_two_slots_in_closed_form():
+    p1, p2, alpha = 0.6, 0.3, 0.25
+    weights = pace_weights(-torch.tensor([[p1, p2]]).log(), torch.tensor([[True, True]]), alpha)
+    first = 0.75 * p1 + alpha
+    both = first * (0.75 * p2 + alpha)
+    torch.testing.assert_close(weights, torch.tensor([[first + both, both]]))
+
+
+def test_pace_weights_without_probabilities_count_the_slots_left():
+    supervised = torch.tensor([[True, True, False, True]])
+    weights = pace_weights(torch.rand(1, 4, requires_grad=True), supervised, alpha=1.0)
+    assert weights.tolist() == [[3, 2, 0, 1]] and not weights.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"slot_weighting": "pace"}, "slot_weighting is 'pace'"),
+        ({"slot_weighting": "d-pace", "sample_slots": True}, "choose one"),
+        ({"alpha": 1.5}, "alpha is 1.5"),
+    ],
+)
+def test_weights_that_cannot_work_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        Objective(**wrong).validate()

@@ -136,7 +136,44 @@ def test_walk_metric_is_the_decode_loop_on_the_same_block(setup):
                 )  # fmt: skip
                 hits = (draft.tokens[0] == blocks.labels[row, n]) & blocks.supervised[row, n]
                 total += int(hits.long().cumprod(0).sum())
-    assert int(sums["walk_accepted"]) == total
+    assert int(sums["walk_accepted"].sum()) == total
+
+
+def test_metrics_by_slot_are_prefixes_and_coverage_is_not(setup):
+    target, drafter, input_ids, blocks = setup
+    sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
+    for name in ("argmax_accepted", "walk_accepted", "oracle_accepted"):
+        assert sums[name].shape == (BLOCK - 1,) and (sums[name].diff() <= 0).all()
+        assert (sums[name] <= sums["oracle_accepted"]).all()
+    assert (sums["in_candidates"] >= sums["oracle_accepted"]).all()
+    assert (sums["in_candidates"] <= sums["supervised"]).all()
+    assert sums["supervised"].tolist() == blocks.supervised.sum(dim=(0, 1)).tolist()
+
+
+def test_d_pace_weighs_slots_by_what_the_drafter_promises(setup):
+    target, drafter, input_ids, blocks = setup
+    paced = Objective(slot_weighting="d-pace", alpha=0.4, gamma=0.0)
+    sums = run(JointObjective(drafter, target, paced), input_ids, blocks)
+    joint = JointObjective(drafter, target, paced)
+    taps, _ = target_pass(target, input_ids, drafter.config.target_layer_ids)
+    _, states = joint._block_states(target, input_ids, taps, blocks)
+    log_probs = target.get_output_embeddings()(states[:, 1:]).log_softmax(-1).view(*blocks.labels.shape, -1)
+    loss, weight = torch.zeros(()), 0.0
+    for row, n in blocks.keep.nonzero().tolist():
+        valid = [j for j in range(BLOCK - 1) if blocks.supervised[row, n, j]]
+        losses = [-log_probs[row, n, j, blocks.labels[row, n, j]] for j in valid]
+        confidence, reached = 1.0, []
+        for one in losses:
+            confidence *= 0.6 * float(torch.exp(-one.detach())) + 0.4
+            reached.append(confidence)
+        for j, one in enumerate(losses):
+            loss = loss + sum(reached[j:]) * one
+            weight += sum(reached[j:])
+    torch.testing.assert_close(sums["dflash"], loss, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(float(sums["weight"]), weight, rtol=1e-4, atol=1e-4)
+    ours = gradients(drafter, sums["dflash"] / sums["weight"])
+    theirs = gradients(drafter, loss / weight)
+    torch.testing.assert_close(ours["fc.weight"], theirs["fc.weight"], rtol=1e-3, atol=1e-5)
 
 
 def test_no_head_trains_on_the_drafter_loss_only(setup):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,10 +72,32 @@ class TargetStates:
         taps, last = (pad_sequence(list(states), batch_first=True) for states in zip(*rows, strict=True))
         return taps, last
 
-    def _kept(self, ids: list[int]) -> tuple[Tensor, Tensor]:
+    def plan(self, sequences: Sequence[list[int]]) -> str:
+        """One sentence on what keeping the states of `sequences` (token ids) takes on disk, for before it starts.
+
+        Raises:
+            ValueError: if the disk has no room for those that are missing.
+        """
         assert self.folder is not None
+        width = len(self.layer_ids) * self.target.config.get_text_config().hidden_size
+        a_token = 2 * (width + self.target.config.get_text_config().hidden_size)
+        missing = [len(ids) for ids in sequences if not self._path(ids).exists()]
+        size, free = a_token * sum(missing), shutil.disk_usage(self.folder).free
+        if size > free:
+            raise ValueError(
+                f"The states of {len(missing)} sequences need {size / 1e9:.1f} GB in {self.folder}, which has "
+                f"{free / 1e9:.1f} GB free; make room, use fewer sequences, or run the target at every step instead."
+            )
+        kept = len(sequences) - len(missing)
+        return f"target states: {kept} of {len(sequences)} sequences kept, {size / 1e9:.2f} GB to come"
+
+    def _path(self, ids: list[int]) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{hashlib.sha256(repr(ids).encode()).hexdigest()[:24]}.safetensors"
+
+    def _kept(self, ids: list[int]) -> tuple[Tensor, Tensor]:
         device, dtype = self.target.device, self.target.dtype
-        path = self.folder / f"{hashlib.sha256(repr(ids).encode()).hexdigest()[:24]}.safetensors"
+        path = self._path(ids)
         if path.exists():
             try:
                 states = load_file(path)

@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lilicorr.training import target as target_module
 from lilicorr.training.data import Example, collate
 from lilicorr.training.target import TargetStates
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 EXAMPLES = [Example("a", [5, 6, 7], [8, 9]), Example("b", [5, 9], [10, 11, 12, 13])]
@@ -50,3 +53,19 @@ def test_torn_kept_states_are_made_again_and_a_torn_manifest_is_refused(target, 
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="choose another folder"):
         TargetStates(target, [1, 3], tmp_path)
+
+
+def test_the_plan_tells_the_size_of_what_is_missing(target, tmp_path, monkeypatch):
+    sequences = [[5, 6, 7, 8, 9], [5, 9, 10, 11, 12, 13]]
+    states = TargetStates(target, [1, 3], tmp_path)
+    assert states.plan(sequences).startswith("target states: 0 of 2 sequences kept")
+    states._kept(sequences[0])
+    size = sum(tensor.nbytes for tensor in load_file(states._path(sequences[0])).values())
+    assert states.plan(sequences).startswith("target states: 1 of 2 sequences kept")
+    for free, fits in ((size // 5 * 6, True), (size // 5 * 6 - 1, False)):
+        monkeypatch.setattr(target_module.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        if fits:
+            states.plan(sequences)
+        else:
+            with pytest.raises(ValueError, match=r"The states of 1 sequences need .* GB free; make room"):
+                states.plan(sequences)

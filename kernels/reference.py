@@ -1,7 +1,10 @@
 """The definition of every kernel in this room, in plain torch: what the fast twins must reproduce, ties included."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 
 def topk_logsumexp(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,19 +37,49 @@ def check_topk(logits: Tensor, k: int) -> None:
         raise ValueError(f"Asked for the top {k} of {logits.shape[-1]} logits; choose k between 1 and the vocabulary.")
 
 
-def lattice_scores(out: Tensor, inp: Tensor, anchor_out: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def confidence_features(log_probs: Tensor) -> Tensor:
+    """Five scalars a candidate (Appendix A): log-prob, prob, gap to the top, rank in [0, 1], whether it is the top.
+
+    `log_probs [..., K]`, descending in `K`, to `[..., K, 5]` of the same dtype.
+    """
+    count = log_probs.shape[-1]
+    rank = torch.arange(count, device=log_probs.device, dtype=log_probs.dtype)
+    return torch.stack(
+        [
+            log_probs,
+            log_probs.exp(),
+            log_probs - log_probs[..., :1],
+            (rank / max(count - 1, 1)).expand_as(log_probs),
+            (rank == 0).to(log_probs.dtype).expand_as(log_probs),
+        ],
+        dim=-1,
+    )
+
+
+def unit_vectors(vectors: Tensor, eps: float) -> Tensor:
+    """`vectors [..., d_e]` over their length, in fp32; a length below `eps` counts as `eps`."""
+    return normalize(vectors.float(), dim=-1, eps=eps)
+
+
+def lattice_scores(
+    out: Tensor, inp: Tensor, anchor_out: Tensor, scale: float, eps: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Matching scores of all adjacent candidate pairs (paper Eq. 1), in fp32.
 
     Args:
-        out, inp: unit vectors `[blocks, slots, K, d_e]`.
-        anchor_out: unit vectors `[blocks, d_e]`, the anchor's only out vector.
+        out, inp: vectors `[blocks, slots, K, d_e]`, any float dtype.
+        anchor_out: `[blocks, d_e]`, the anchor's only out vector.
         scale: the fixed cosine scale sigma.
+        eps: bring vectors to unit length first, see `unit_vectors`; `None` takes them as they are.
 
     Returns:
         `first [blocks, K]` from the anchor to slot 1 and `pair [blocks, slots - 1, K, K]`, where
         `pair[n, s, a, b]` links candidate `a` of slot `s` to candidate `b` of slot `s + 1` (zero-based slots).
     """
-    out, inp, anchor_out = out.float(), inp.float(), anchor_out.float()
+    if eps is None:
+        out, inp, anchor_out = out.float(), inp.float(), anchor_out.float()
+    else:
+        out, inp, anchor_out = unit_vectors(out, eps), unit_vectors(inp, eps), unit_vectors(anchor_out, eps)
     first = scale * torch.einsum("ne,nke->nk", anchor_out, inp[:, 0])
     pair = scale * out[:, :-1] @ inp[:, 1:].transpose(-1, -2)
     return first, pair
@@ -81,26 +114,70 @@ def exact_path(first: Tensor, pair: Tensor) -> Tensor:
     return torch.cat(picks[::-1], dim=1)
 
 
-def score_and_walk(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Score the lattice and walk it greedily (paper Eq. 1, 2, 8).
+@dataclass
+class Walked:
+    """A committed path through a lattice.
+
+    Attributes:
+        tokens: `[blocks, slots]` (int64), the candidates at `picks`.
+        picks: `[blocks, slots]` (int64).
+        first, pair: the scores that were walked, as `lattice_scores` returns them.
+    """
+
+    tokens: Tensor
+    picks: Tensor
+    first: Tensor
+    pair: Tensor
+
+
+def check_lattice(out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor) -> None:
+    """Raise a `ValueError` unless the shapes are those of one lattice with at least one slot and one candidate."""
+    shape = out.shape
+    fits = out.dim() == 4 and inp.shape == shape and anchor_out.shape == (shape[0], shape[-1])
+    if not fits or candidates.shape != shape[:3] or 0 in shape[1:]:
+        raise ValueError(
+            "A lattice takes out and inp [blocks, slots, K, d_e], anchor_out [blocks, d_e] and candidates [blocks, "
+            f"slots, K] without an empty dimension but blocks, got {list(shape)}, {list(inp.shape)}, "
+            f"{list(anchor_out.shape)} and {list(candidates.shape)}; bring them to these shapes."
+        )
+
+
+def walk(
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    candidates: Tensor,
+    scale: float,
+    eps: float | None = None,
+    exact: bool = False,
+) -> Walked:
+    """Score the lattice and commit one path (paper Eq. 1, 2).
 
     Args:
-        out, inp: unit vectors `[blocks, slots, K, d_e]`; anchor_out: `[blocks, d_e]`.
+        out, inp, anchor_out, scale, eps: as in `lattice_scores`.
         candidates: token ids `[blocks, slots, K]` (int64).
-        scale: the cosine scale sigma.
+        exact: the globally best path (Eq. 12) instead of the greedy walk (Eq. 8).
 
-    Returns:
-        `tokens [blocks, slots]` and `picks [blocks, slots]` (int64); `tokens` are `candidates` at `picks`.
+    Raises:
+        ValueError: the shapes do not fit.
     """
-    picks = greedy_walk(*lattice_scores(out, inp, anchor_out, scale))
-    return candidates.gather(-1, picks[..., None]).squeeze(-1), picks
+    check_lattice(out, inp, anchor_out, candidates)
+    first, pair = lattice_scores(out, inp, anchor_out, scale, eps)
+    picks = exact_path(first, pair) if exact else greedy_walk(first, pair)
+    return Walked(candidates.gather(-1, picks[..., None]).squeeze(-1), picks, first, pair)
+
+
+def score_and_walk(
+    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float, eps: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokens and picks of `walk`, greedy."""
+    walked = walk(out, inp, anchor_out, candidates, scale, eps)
+    return walked.tokens, walked.picks
 
 
 def score_and_decode_exact(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float
+    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float, eps: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `score_and_walk`, with the globally best path (paper Eq. 12) instead of the greedy one."""
-    picks = exact_path(*lattice_scores(out, inp, anchor_out, scale))
-    return candidates.gather(-1, picks[..., None]).squeeze(-1), picks
+    walked = walk(out, inp, anchor_out, candidates, scale, eps, exact=True)
+    return walked.tokens, walked.picks

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from ..kernels.dispatch import greedy_walk, lattice_scores, topk_logsumexp
+from ..kernels.reference import confidence_features, unit_vectors
+from ..kernels.score_and_walk import lattice_scores, score_and_walk, walk
+from ..kernels.topk_logsumexp import topk_features
 from .configuration_lilicorr import LiLiCorrConfig
 from .lattice import Block, Draft, Lattice
 
@@ -127,10 +129,27 @@ class LiLiCorrHead(nn.Module):
         Returns:
             `out [N, S, K, d_e]`, `inp [N, S, K, d_e]`, `anchor_out [N, d_e]`, in fp32.
         """
-        blocks, slots, count = log_probs.shape
+        features = confidence_features(log_probs)
+        out, inp, anchor_out = self._vectors(embeds, features, hidden, anchor_state, anchor_valid)
+        return (
+            unit_vectors(out, self.vector_eps),
+            unit_vectors(inp, self.vector_eps),
+            unit_vectors(anchor_out, self.vector_eps),
+        )
+
+    def _vectors(
+        self,
+        embeds: Tensor,
+        features: Tensor,
+        hidden: Tensor,
+        anchor_state: Tensor,
+        anchor_valid: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`factors` before they get unit length, in the head's dtype, from confidence features `[N, S, K, 5]`."""
+        blocks, slots, count = features.shape[:3]
         dtype = self.pass_hidden_proj.weight.dtype
         nodes = self.token_proj(embeds.detach().to(dtype)) + self.pass_hidden_proj(hidden.to(dtype))[:, :, None]
-        nodes = nodes + self.feature_mlp(_confidence_features(log_probs).to(dtype))
+        nodes = nodes + self.feature_mlp(features.to(dtype))
         nodes = nodes + self.slot_embedding[0, :, :slots] + self.rank_embedding[0, :, :, :count]
         nodes = nodes.flatten(1, 2)
         bias = self._attention_bias(slots, count)
@@ -144,14 +163,7 @@ class LiLiCorrHead(nn.Module):
         shared = anchor[:, None].expand_as(nodes)
         fused = F.silu(self.factor_input_proj(torch.cat([nodes, shared, nodes * shared], dim=-1)))
         shape = (blocks, slots, count, -1)
-        return (
-            self._unit(self.out_head(fused)).view(shape),
-            self._unit(self.in_head(fused)).view(shape),
-            self._unit(self.anchor_out_head(anchor)),
-        )
-
-    def _unit(self, vectors: Tensor) -> Tensor:
-        return F.normalize(vectors.float(), dim=-1, eps=self.vector_eps)
+        return self.out_head(fused).view(shape), self.in_head(fused).view(shape), self.anchor_out_head(anchor)
 
     def _attention_bias(self, slots: int, count: int) -> Tensor:
         """`[heads, slots * count, slots * count]`: a scalar by query slot minus key slot, one more within a slot."""
@@ -163,39 +175,23 @@ class LiLiCorrHead(nn.Module):
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
         """Greedy walk over the scored lattice (Eq. 8); see `Draft` for the result."""
         blocks, slots, vocab = block.logits.shape
-        values, indices, normaliser = topk_logsumexp(block.logits.reshape(-1, vocab), self.num_candidates)
+        values, indices, normaliser, features = topk_features(block.logits.reshape(-1, vocab), self.num_candidates)
         candidates = indices.view(blocks, slots, -1)
-        log_probs = (values - normaliser[:, None]).view(blocks, slots, -1)
-        embeds = block.embed(candidates)
-        first, pair = self.scores(embeds, log_probs, block.hidden, block.anchor_state, block.anchor_valid)
-        picks = greedy_walk(first, pair)
-        draft = Draft(
-            tokens=candidates.gather(-1, picks[..., None]).squeeze(-1),
-            finite=normaliser.isfinite().view(blocks, slots),
+        vectors = self._vectors(
+            block.embed(candidates),
+            features.view(blocks, slots, -1, 5),
+            block.hidden,
+            block.anchor_state,
+            block.anchor_valid,
         )
-        if return_lattice:
-            draft.lattice = Lattice(candidates, log_probs, first, pair, picks)
-        return draft
+        finite = normaliser.isfinite().view(blocks, slots)
+        if not return_lattice:
+            return Draft(score_and_walk(*vectors, candidates, self.logit_scale, self.vector_eps)[0], finite)
+        walked = walk(*vectors, candidates, self.logit_scale, self.vector_eps)
+        log_probs = (values - normaliser[:, None]).view(blocks, slots, -1)
+        lattice = Lattice(candidates, log_probs, walked.first, walked.pair, walked.picks)
+        return Draft(walked.tokens, finite, lattice)
 
     def scores(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """Scores of a lattice from the arguments of `factors`: `[N, K]` and `[N, S - 1, K, K]`, as `lattice_scores`."""
         return lattice_scores(*self.factors(*inputs), self.logit_scale)
-
-
-def _confidence_features(log_probs: Tensor) -> Tensor:
-    """Five scalars a candidate (Appendix A): log-prob, prob, gap to the top, rank in [0, 1], whether it is the top.
-
-    `log_probs [N, S, K]` to `[N, S, K, 5]`.
-    """
-    count = log_probs.shape[-1]
-    rank = torch.arange(count, device=log_probs.device, dtype=log_probs.dtype)
-    return torch.stack(
-        [
-            log_probs,
-            log_probs.exp(),
-            log_probs - log_probs[..., :1],
-            (rank / max(count - 1, 1)).expand_as(log_probs),
-            (rank == 0).to(log_probs.dtype).expand_as(log_probs),
-        ],
-        dim=-1,
-    )

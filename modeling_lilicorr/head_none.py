@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ..kernels.dispatch import topk_logsumexp
+from ..kernels.topk_logsumexp import topk_logsumexp
 from .configuration_lilicorr import LiLiCorrConfig
 from .lattice import Block, Draft, Lattice
 

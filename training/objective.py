@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ..kernels.dispatch import greedy_walk
+from ..kernels.score_and_walk import greedy_walk
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import Blocks, block_mask
 from .losses import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..kernels.dispatch import topk_logsumexp
+from ..kernels.topk_logsumexp import topk_logsumexp
 
 CHUNK_ROWS = 128
 

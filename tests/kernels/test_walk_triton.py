@@ -1,0 +1,145 @@
+"""The Triton walk is the reference in both modes, on a GPU where there is one and interpreted elsewhere."""
+
+import pytest
+import torch
+from lilicorr.kernels import reference
+from torch import Tensor
+
+from .conftest import DEVICE
+from .test_score_and_walk import SCALE, random_lattice
+
+pytest.importorskip("triton")
+from lilicorr.kernels import topk_triton, walk_triton
+
+SIZES = [(1, 1, 1, 1), (2, 1, 4, 16), (2, 5, 1, 64), (2, 3, 3, 100), (1, 4, 16, 64), (1, 15, 8, 130), (3, 2, 8, 24)]
+MODES = pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+def launch(vectors, exact: bool, eps: float | None = None, with_scores: bool = True):
+    return walk_triton.walk(*vectors, SCALE, eps, exact, with_scores)
+
+
+def on_device(lattice, dtype: torch.dtype = torch.float32):
+    *vectors, candidates = lattice
+    return [*(tensor.to(DEVICE, dtype) for tensor in vectors), candidates.to(DEVICE)]
+
+
+def assert_walks_its_scores(lattice, exact: bool, eps: float | None, tolerance: float) -> Tensor:
+    """Scores near the reference's, the path exactly the one that the reference takes on the kernel's own scores."""
+    tokens, picks, scores = launch(lattice, exact, eps)
+    want = reference.walk(*lattice, SCALE, eps, exact)
+    first, pair = scores[:, 0, 0], scores[:, 1:]
+    torch.testing.assert_close(first, want.first, rtol=0, atol=tolerance)
+    torch.testing.assert_close(pair, want.pair, rtol=0, atol=tolerance)
+    path = reference.exact_path if exact else reference.greedy_walk
+    assert picks.dtype == torch.int64 and torch.equal(picks, path(first, pair))
+    assert torch.equal(tokens, lattice[3].gather(-1, picks[..., None]).squeeze(-1))
+    return picks
+
+
+@MODES
+@pytest.mark.parametrize("blocks,slots,count,width", SIZES)
+def test_unit_vectors_of_odd_sizes(blocks: int, slots: int, count: int, width: int, exact: bool) -> None:
+    lattice = on_device(random_lattice(blocks, slots, count, seed=1, width=width))
+    assert_walks_its_scores(lattice, exact, None, 2e-6)
+
+
+@MODES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_vectors_of_any_length_are_brought_to_unit_length(dtype: torch.dtype, exact: bool) -> None:
+    out, inp, anchor_out, candidates = random_lattice(2, 3, 8, seed=2, width=200)
+    lattice = on_device((out * 30, inp * 0.01, anchor_out * 5, candidates), dtype)
+    assert_walks_its_scores(lattice, exact, 1e-6, 1e-5)
+
+
+def test_vectors_shorter_than_eps_keep_the_semantics_of_normalize() -> None:
+    out, inp, anchor_out, candidates = on_device(random_lattice(2, 3, 4, seed=3, width=32))
+    out[0, 0, 1], inp[1, 2, 0] = 0.0, inp[1, 2, 0] * 1e-4
+    assert_walks_its_scores([out, inp, anchor_out, candidates], False, 1e-2, 1e-5)
+
+
+@MODES
+def test_tied_scores_commit_the_lowest_candidate(exact: bool) -> None:
+    for seed in range(2):
+        lattice = on_device(random_lattice(2, 5, 4, seed, quantise=True, width=5))
+        picks = assert_walks_its_scores(lattice, exact, None, 1e-6)
+        assert torch.equal(picks, reference.walk(*lattice, SCALE, None, exact).picks)
+
+
+@MODES
+def test_untied_paths_are_the_references(exact: bool) -> None:
+    lattice = on_device(random_lattice(2, 7, 8, seed=4, width=64))
+    want = reference.walk(*lattice, SCALE, None, exact)
+    for with_scores in (False, True):
+        tokens, picks, _ = launch(lattice, exact, with_scores=with_scores)
+        assert torch.equal(picks, want.picks) and torch.equal(tokens, want.tokens)
+
+
+def test_greedy_takes_the_better_first_step_where_the_exact_path_sacrifices_it() -> None:
+    anchor_out = torch.tensor([[1.0, 0.0, 0.0, 0.0]], device=DEVICE)
+    inp = torch.zeros(1, 2, 2, 4, device=DEVICE)
+    inp[0, 0, :, 0] = torch.tensor([2.0, 1.0])
+    inp[0, 1, 0, 1] = inp[0, 1, 1, 2] = 1.0
+    out = torch.zeros(1, 2, 2, 4, device=DEVICE)
+    out[0, 0, 0, 2], out[0, 0, 1, 1] = 0.5, 4.0
+    candidates = torch.arange(4, device=DEVICE).view(1, 2, 2)
+    assert launch([out, inp, anchor_out, candidates], False)[1].tolist() == [[0, 1]]
+    assert launch([out, inp, anchor_out, candidates], True)[1].tolist() == [[1, 0]]
+
+
+@MODES
+def test_nan_scores_count_as_the_highest_as_in_torch(exact: bool) -> None:
+    lattice = on_device(random_lattice(3, 4, 4, seed=5, width=16))
+    lattice[1][0, 2, 1], lattice[0][1, 1, 3], lattice[2][2] = torch.nan, -torch.nan, torch.nan
+    want = reference.walk(*lattice, SCALE, None, exact)
+    tokens, picks, _ = launch(lattice, exact)
+    assert torch.equal(picks, want.picks) and torch.equal(tokens, want.tokens)
+
+
+@MODES
+def test_strided_vectors_and_candidates(exact: bool) -> None:
+    out, inp, anchor_out, candidates = on_device(random_lattice(4, 5, 8, seed=6, width=48))
+    views = [out[::2, 1:, ::2], inp[::2, :-1, :4], anchor_out[::2], candidates[::2, 1:, 4:]]
+    assert_walks_its_scores(views, exact, 1e-6, 1e-5)
+    swapped = [tensor.transpose(-1, -2).contiguous().transpose(-1, -2) for tensor in views[:2]]
+    assert_walks_its_scores([*swapped, *views[2:]], exact, 1e-6, 1e-5)
+
+
+@MODES
+def test_no_blocks_give_no_paths(exact: bool) -> None:
+    tokens, picks, _ = launch(on_device(random_lattice(0, 5, 4)), exact)
+    assert tokens.shape == picks.shape == (0, 5)
+
+
+def test_the_last_out_vectors_do_not_matter() -> None:
+    lattice = on_device(random_lattice(2, 6, 4, seed=7))
+    before = launch(lattice, False)[0]
+    lattice[0][:, -1] = torch.nan
+    assert torch.equal(before, launch(lattice, False)[0])
+
+
+@MODES
+def test_arrival_counters_are_zero_again_after_every_launch(exact: bool) -> None:
+    lattice = on_device(random_lattice(3, 4, 4, seed=8, width=16))
+    arrived = walk_triton.arrival_counters(3, lattice[0].device)
+    first = walk_triton.walk(*lattice, SCALE, None, exact, False, arrived)
+    assert not arrived.any()
+    again = walk_triton.walk(*lattice, SCALE, None, exact, False, arrived)
+    assert torch.equal(first[0], again[0]) and not arrived.any()
+
+
+def test_row_79_blocks_beyond_two_to_the_31_elements() -> None:
+    store = torch.zeros(1, dtype=torch.float16, device=DEVICE).new_empty(2**31 + 2000)
+    far = store.as_strided((2, 3, 4, 16), (2**31, 64, 16, 1))
+    out, inp, anchor_out, candidates = on_device(random_lattice(2, 3, 4, seed=9, width=16), torch.float16)
+    want = launch([out, inp, anchor_out, candidates], False)
+    for place in range(2):
+        far.copy_([out, inp][place])
+        vectors = [far, inp] if place == 0 else [out, far]
+        assert torch.equal(launch([*vectors, anchor_out, candidates], False)[1], want[1])
+
+
+def test_row_84_launches_are_fixed_and_never_tuned() -> None:
+    for kernel in (walk_triton.score_and_walk_kernel, topk_triton.tile_maxima, topk_triton.merge_tiles):
+        assert type(kernel).__name__ in ("JITFunction", "InterpretedFunction")

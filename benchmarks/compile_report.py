@@ -23,6 +23,9 @@ from lilicorr.kernels.choice import interpreted, triton_installed
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32"}
 POINTERS[torch.int64] = "*i64"
 
+LOAD = r"ld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bfsu](\d+)"
+COPY_TO_SHARED = r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (0x[0-9a-f]+)"
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -149,15 +152,15 @@ def compile_kernel(name: str, kernel: Any, arguments: dict[str, Any], warps: int
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     if registers is None or not spills:
         raise SystemExit(f"ptxas says neither registers nor spills of {name}: {log.strip()}")
-    loads = re.findall(r"ld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bfsu](\d+)", ptx)
-    loads += [("8", size) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\d+)", ptx)]
+    widths = [int(lanes or 1) * int(bits) for lanes, bits in re.findall(LOAD, ptx)]
+    widths += [8 * int(size, 16) for size in re.findall(COPY_TO_SHARED, ptx)]
     return Compiled(
         name=name,
         registers=int(registers[1]),
         shared=built.metadata.shared,
         spilled=sum(map(int, spills)),
         wide=_wide_offsets(built.asm["ttir"]),
-        vectorised=max((int(lanes or 1) * int(bits) for lanes, bits in loads), default=0),
+        vectorised=max(widths, default=0),
         tensor_cores="mma" in ptx,
     )
 

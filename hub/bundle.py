@@ -1,7 +1,7 @@
 """The flat code that travels with a checkpoint: Transformers fetches only files beside the one it imports.
 
-Starting from the model's file, every package import is followed and rewritten: `from ..kernels.dispatch import walk`
-becomes `from .dispatch import walk`, and each file lands in one folder under its own name.
+Starting from the model's file, every package import is followed and rewritten: `from ..kernels.tiled import topk`
+becomes `from .tiled import topk`, and each file lands in one folder under its own name.
 """
 
 import ast

@@ -91,3 +91,9 @@ def test_no_file_is_longer_than_500_lines():
     files = [*ROOT.glob("*.py"), *(path for room in [*STOREY, "benchmarks", "tests"] for path in sources(room))]
     long = {str(path.relative_to(ROOT)): n for path in files if (n := len(path.read_text("utf-8").splitlines())) > 500}
     assert len(files) > 10 and long == {}
+
+
+def test_no_script_shadows_a_room_or_hugging_face_kernels():
+    # `python benchmarks/x.py` puts benchmarks/ first on the path: a kernels.py there would be what Transformers imports.
+    names = {path.stem for path in (ROOT / "benchmarks").iterdir()}
+    assert not names & {*STOREY, "benchmarks", "tests"}

@@ -455,6 +455,33 @@ def test_a_draft_walks_its_own_lattice() -> None:
             assert lattice.picks[n, s] == pick and draft.tokens[n, s] == order[n, s, pick]
 
 
+def test_a_draft_is_the_same_whichever_kernels_serve_it(monkeypatch) -> None:
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # there interpreted
+    config = tiny_config(block=4)
+    model, given = lively(config).to(device), {name: tensor.to(device) for name, tensor in inputs(config).items()}
+    table = torch.randn(config.vocab_size, config.hidden_size, device=device)
+    logits = torch.randn(3, 3, config.vocab_size, device=device).mul(2).round()
+    logits[2, 1, 0] = torch.nan
+    ids = torch.zeros(3, device=device)
+    block = Block(given["hidden"], logits, ids, given["anchor_state"], None, lambda ids: table[ids])
+    drafts = []
+    for choice in ("reference", "triton"):
+        monkeypatch.setenv("LILICORR_KERNELS", choice)
+        with torch.no_grad():
+            drafts += [model.head.draft(block), model.head.draft(block, return_lattice=True)]
+    want, lattice = drafts[1], drafts[1].lattice
+    usable = want.finite.all(dim=1)
+    assert usable.tolist() == [True, True, False]
+    for draft in drafts:
+        assert torch.equal(draft.tokens[usable], want.tokens[usable]) and torch.equal(draft.finite, want.finite)
+    other = drafts[3].lattice
+    assert torch.equal(other.candidates, lattice.candidates) and torch.equal(other.picks[usable], lattice.picks[usable])
+    for name in ("log_probs", "first_scores", "pair_scores"):
+        got, expected = getattr(other, name)[usable], getattr(lattice, name)[usable]
+        torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("head_type", ["none", "lilicorr"])
 def test_nan_logits_are_reported_and_still_give_ids_of_the_vocabulary(head_type: str, sign: float) -> None:

@@ -153,7 +153,9 @@ def topk_logsumexp(logits: Tensor, k: int, with_features: bool = False) -> tuple
     indices = torch.empty(rows, k, dtype=torch.int64, device=device)
     normalisers = torch.empty(rows, dtype=torch.float32, device=device)
     features = torch.empty(rows, k, 5, dtype=torch.float32, device=device) if with_features else None
-    if rows:
+    if not rows:
+        return values, indices, normalisers, features
+    with torch.cuda.device_of(logits):  # Triton launches on the current device, wherever the tensors are
         tile_maxima[(rows * programs_a_row,)](
             logits,
             maxima,

@@ -230,22 +230,25 @@ def walk(
     if not blocks:
         return tokens, picks, scores
     words = torch.empty_like(picks)
-    score_and_walk_kernel[(blocks * slots,)](
-        out,
-        inp,
-        anchor_out,
-        candidates,
-        words if scores is None else scores,
-        words,
-        arrival_counters(blocks, device) if arrived is None else arrived,
-        tokens,
-        picks,
-        *out.stride()[:3],
-        *inp.stride()[:3],
-        anchor_out.stride(0),
-        *candidates.stride(),
-        float(scale),
-        float(eps or 0.0),
-        **walk_settings(slots, count, dim, eps is not None, exact, with_scores),
-    )
+    if arrived is None:
+        arrived = arrival_counters(blocks, device)
+    with torch.cuda.device_of(out):  # Triton launches on the current device, wherever the tensors are
+        score_and_walk_kernel[(blocks * slots,)](
+            out,
+            inp,
+            anchor_out,
+            candidates,
+            words if scores is None else scores,
+            words,
+            arrived,
+            tokens,
+            picks,
+            *out.stride()[:3],
+            *inp.stride()[:3],
+            anchor_out.stride(0),
+            *candidates.stride(),
+            float(scale),
+            float(eps or 0.0),
+            **walk_settings(slots, count, dim, eps is not None, exact, with_scores),
+        )
     return tokens, picks, scores

@@ -94,6 +94,6 @@ def test_no_file_is_longer_than_500_lines():
 
 
 def test_no_script_shadows_a_room_or_hugging_face_kernels():
-    # `python benchmarks/x.py` puts benchmarks/ first on the path: a kernels.py there would be what Transformers imports.
+    # `python benchmarks/x.py` puts benchmarks/ first on the path; Transformers would then import a kernels.py there.
     names = {path.stem for path in (ROOT / "benchmarks").iterdir()}
     assert not names & {*STOREY, "benchmarks", "tests"}

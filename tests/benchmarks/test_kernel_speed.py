@@ -37,7 +37,7 @@ def test_dry_run_measures_every_arm_of_every_case(script, tmp_path, monkeypatch)
     assert names == ["topk_logsumexp", "topk_features", "score_and_walk", "score_and_decode_exact", "head"]
     for row in report["rows"]:
         assert row["inputs"] >= 8 and row["inputs"] * row["floor_bytes"] >= 2 * script.DRY_RUN_CACHE
-        assert list(row["arms"])[0] == "reference"
+        assert next(iter(row["arms"])) == "reference"
         for arm in row["arms"].values():
             assert arm["samples"] == 2
             assert arm["to_floor"] == pytest.approx(arm["microseconds"] / row["floor_microseconds"])

@@ -12,6 +12,7 @@ from .evaluation.compare import Comparison, answer, compare, decoding_options, d
 from .evaluation.drawing import comparison_table, lattice_table
 from .evaluation.loading import LoadingError, Pair, load_pair
 from .hub.targets import TargetUnavailableError, smollm2
+from .training.command import sentence, train
 
 EMBEDDED_DRAFTER = Path(__file__).parent / "hub" / "checkpoints" / "lilicorr-smollm2-135m-instruct"
 DEMO_PROMPTS = [
@@ -87,41 +88,13 @@ def regenerate(
 
         added = run(target or _embedded_target(), prompts, output, max_new_tokens, batch_size, limit, dtype)
     except (ValueError, OSError) as error:
-        raise _stop(_sentence(error)) from None
+        raise _stop(sentence(error)) from None
     except ModuleNotFoundError as error:
         raise _stop(f"Regeneration needs {error.name}: pip install 'lilicorr[train]'.") from None
     console.print(f"{added} answers added to {output}", markup=False)
 
 
-@app.command()
-def train(
-    recipe: Annotated[Path, typer.Argument(help="YAML file of settings, such as those in training/recipes.")],
-    data: Annotated[list[str], typer.Option(help="JSONL file of `lilicorr regenerate`; may be given several times.")],
-    output: Annotated[str, typer.Option(help="Folder for the checkpoint, the log and the state to resume from.")],
-    target: Annotated[str, typer.Option(help="Folder or repository of the target; unset: SmolLM2-135M-Instruct.")] = "",
-    init: Annotated[str, typer.Option(help="Checkpoint folder to start from.")] = "",
-    states: Annotated[str, typer.Option(help="Folder that keeps the target's states; unset: run it every step.")] = "",
-    steps: Annotated[int, typer.Option(min=0, help="Optimiser steps; 0: as the recipe says.")] = 0,
-) -> None:
-    """Train drafter and head jointly. The same command again resumes a stopped run."""
-    try:
-        from .training.settings import TrainSettings
-        from .training.train import train as run
-
-        given = {"init": init, "states": states, "steps": steps}
-        settings = TrainSettings.from_recipe(
-            recipe,
-            target=target or _embedded_target(),
-            data=data,
-            output=output,
-            **{name: value for name, value in given.items() if value},
-        )
-        finished = run(settings)
-    except (ValueError, OSError) as error:
-        raise _stop(_sentence(error)) from None
-    except ModuleNotFoundError as error:
-        raise _stop(f"Training needs {error.name}: pip install 'lilicorr[train]'.") from None
-    console.print(f"checkpoint in {finished}", markup=False)
+app.command()(train)
 
 
 def _embedded_target() -> str:
@@ -174,13 +147,6 @@ def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: floa
     if block is not None:
         console.print(lattice_table(block, tokenizer, shown=max(2, min(8, (console.width - 46) // 15))))
     console.print(f"{str(target.dtype).removeprefix('torch.')} on {target.device}", style="dim")
-
-
-def _sentence(error: Exception) -> str:
-    """What went wrong, with the file it went wrong with first."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}; give another path."
-    return " ".join(str(error).split())
 
 
 def _stop(message: str) -> typer.Exit:

@@ -1,5 +1,6 @@
 """Where blocks start in training, what they may see and what they should say."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,18 @@ class Blocks:
 
 
 def sample_blocks(
-    input_ids: Tensor, loss_mask: Tensor, block_size: int, num_anchors: int, generator: torch.Generator
+    input_ids: Tensor,
+    loss_mask: Tensor,
+    block_size: int,
+    num_anchors: int,
+    generators: torch.Generator | Sequence[torch.Generator],
 ) -> Blocks:
     """Draw anchors uniformly without replacement among positions supervised together with their successor.
 
     Args:
         input_ids: `[batch, S]` (int64); loss_mask: bool `[batch, S]`.
         block_size: B; num_anchors: at most this many a sequence (fewer where no sequence has as many).
+        generators: one for all sequences, or one each: then what a sequence draws depends on nothing beside it.
 
     Raises:
         ValueError: if no sequence has a valid anchor.
@@ -42,9 +48,17 @@ def sample_blocks(
     width = min(num_anchors, int(valid.sum(dim=1).max())) if length > 1 else 0
     if width == 0:
         raise ValueError("No sequence of this batch has two supervised tokens in a row; check the loss mask.")
-    rank = torch.rand(valid.shape, generator=generator).to(valid.device).masked_fill(~valid, 2.0)
-    anchors = rank.argsort(dim=1)[:, :width].sort(dim=1).values
+    if isinstance(generators, torch.Generator):
+        generators = [generators] * batch
+    counts = valid.sum(dim=1).tolist()
+    rank, draws = torch.full(valid.shape, 2.0), torch.zeros(batch, width)
+    chances = [torch.rand(2, count, generator=each) for count, each in zip(counts, generators, strict=True)]
+    for row, (places, chance) in enumerate(zip(valid.cpu(), chances, strict=True)):
+        rank[row, places] = chance[0]
+    anchors = rank.to(valid.device).argsort(dim=1)[:, :width].sort(dim=1).values
     keep = valid.gather(1, anchors)
+    for row, (kept, chance) in enumerate(zip(keep.cpu(), chances, strict=True)):
+        draws[row, kept] = chance[1, : int(kept.sum())]
     slots = torch.arange(1, block_size, device=input_ids.device)
     places = anchors[..., None] + slots  # [batch, N, S]: slot s of an anchor at p predicts the token at p + s
     inside = places < length
@@ -52,8 +66,7 @@ def sample_blocks(
     shape = (batch, width, block_size - 1)
     labels = input_ids.gather(1, places).view(shape)
     supervised = loss_mask.gather(1, places).view(shape) & inside & keep[..., None]
-    draws = torch.rand(anchors.shape, generator=generator).to(input_ids.device)
-    return Blocks(anchors, keep, labels, supervised, draws)
+    return Blocks(anchors, keep, labels, supervised, draws.to(input_ids.device))
 
 
 def block_mask(anchors: Tensor, context_length: int, block_size: int) -> Tensor:

@@ -1,59 +1,172 @@
-"""Training state on disk: one safetensors file, moved into place whole, so that a killed run resumes where it stood."""
+"""Training states on disk: one safetensors file a step, moved into place whole, so that a killed run resumes.
+
+A state holds whole tensors under their parameters' names, however they were sharded, so the number of processes may
+change between a run and its continuation. Order, draws and learning rates depend on the step alone (`schedule.py`,
+`optimizer.py`): the step is their state.
+"""
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-STATE_FILE = "state.safetensors"
+FOLDER = "resume"
+_NAME = re.compile(r"step-(\d+)\.safetensors")
+
+
+def kept_states(output: Path) -> list[Path]:
+    """The finished states in `output`, the latest first."""
+    found = [path for path in (output / FOLDER).glob("step-*.safetensors") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
 def save_state(
-    directory: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+    output: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    extra: dict[str, Tensor],
+    keep: int,
+    writes: bool = True,
 ) -> None:
-    """Write weights, optimiser moments, `step` and what the run is (`identity`), replacing the older state."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    unfinished = directory / (STATE_FILE + ".tmp")
-    save_file(tensors, unfinished, metadata={"step": str(step), "identity": json.dumps(identity, sort_keys=True)})
-    os.replace(unfinished, directory / STATE_FILE)
+    """Write weights, moments, `step`, `extra` and what the run is (`identity`); keep the latest `keep` states.
 
-
-def load_state(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]) -> int:
-    """Restore what `save_state` wrote into `model` and `optimizer`; returns the next step, 0 if there is no state.
+    Every process calls this, since shards are gathered; only the one that `writes` touches the disk.
 
     Raises:
-        ValueError: if the state belongs to a run with other settings, or is damaged.
+        OSError: in one sentence if the disk is full or fails; the older states are untouched.
     """
-    path = directory / STATE_FILE
-    if not path.exists():
-        return 0
+    gathered = _whole_state(model, optimizer, writes)
+    if not writes:
+        return
+    folder = output / FOLDER
+    path = folder / f"step-{step:08d}.safetensors"
+    unfinished = path.with_suffix(".tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        metadata = {"step": str(step), "identity": json.dumps(identity, sort_keys=True)}
+        save_file(gathered | {f"extra.{name}": value for name, value in extra.items()}, unfinished, metadata=metadata)
+        _flush(unfinished)
+        os.replace(unfinished, path)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        older = kept_states(output)
+        resort = f"{older[0]} is still whole" if older else "there is no earlier state"
+        needed = sum(value.numel() * value.element_size() for value in gathered.values()) / 1e9
+        raise not_written(f"The state of step {step} ({needed:.1f} GB)", folder, error, resort) from error
+    for old in kept_states(output)[keep:]:
+        old.unlink(missing_ok=True)
+
+
+def not_written(what: str, where: Path, error: Exception, resort: str = "the last saved state is kept") -> OSError:
+    """One sentence for a disk that is full or fails."""
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return OSError(
+        f"{what} could not be written to {where} ({reason}); {resort}: make room and give the same command again."
+    )
+
+
+def load_state(
+    output: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+) -> tuple[int, dict[str, Tensor]]:
+    """Restore the latest state of `save_state`; returns the next step (0 if there is no state) and `extra`.
+
+    Raises:
+        ValueError: if the state belongs to a run with other settings or data, or is damaged.
+    """
+    if (output / "state.safetensors").exists():
+        raise ValueError(f"{output} holds a state in an older format, which cannot go on; choose another folder.")
+    states = kept_states(output)
+    if not states:
+        return 0, {}
+    path = states[0]
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             step, theirs = int(metadata["step"]), json.loads(metadata["identity"])
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it to start this run afresh.") from error
-    changed = sorted(key for key in identity.keys() | theirs.keys() if identity.get(key) != theirs.get(key))
+            _check(path, identity, theirs)
+            _restore(file, model, optimizer)
+            extra = {n.removeprefix("extra."): file.get_tensor(n) for n in file.keys() if n.startswith("extra.")}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        resort = "resume from the state before it" if len(states) > 1 else "start this run afresh"
+        raise ValueError(f"{path} cannot be read ({error}); delete it to {resort}.") from error
+    return step, extra
+
+
+def _check(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if changed:
         raise ValueError(
             f"{path} belongs to a run with another {', '.join(changed)}; choose another output folder or delete it."
         )
-    model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-    moments: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Weights and moments by name, as this process holds them."""
+    for name, tensor in model.state_dict().items():
+        yield f"model.{name}", tensor
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, moments in optimizer.state.items():
+        for key, value in moments.items():
+            yield f"optimizer.{names[parameter]}.{key}", value
+
+
+def _whole_state(model: nn.Module, optimizer: torch.optim.Optimizer, keeps: bool) -> dict[str, Tensor]:
+    """All tensors on the CPU, shards put together one by one; empty in a process that does not keep them."""
+    gathered = {}
+    for name, tensor in _tensors(model, optimizer):
+        whole = whole_tensor(tensor)
+        if keeps:
+            gathered[name] = whole.detach().cpu().contiguous()
+    return gathered
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """`tensor`, or what its shards in all processes make up."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _fill(tensor: Tensor, whole: Tensor) -> None:
+    """Copy `whole` into `tensor`, or this process's part of it."""
+    if hasattr(tensor, "full_tensor"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(tensor, DTensor)
+        whole = distribute_tensor(whole.to(tensor.device), tensor.device_mesh, tensor.placements)
+    tensor.copy_(whole)
+
+
+@torch.no_grad()
+def _restore(file: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for name, tensor in model.state_dict().items():
+        _fill(tensor, file.get_tensor(f"model.{name}"))
+    moments: dict[str, list[str]] = {}
+    for name in file.keys():  # noqa: SIM118 (no mapping)
         if name.startswith("optimizer."):
-            _, index, key = name.split(".", 2)
-            moments.setdefault(int(index), {})[key] = tensor
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    return step
+            moments.setdefault(name.removeprefix("optimizer.").rpartition(".")[0], []).append(name)
+    for name, parameter in model.named_parameters():
+        for full in sorted(moments.get(name, ())):
+            whole, key = file.get_tensor(full), full.rpartition(".")[2]
+            if whole.shape == parameter.shape and whole.ndim:
+                own = torch.zeros_like(parameter)
+                _fill(own, whole)
+                whole = own
+            optimizer.state[parameter][key] = whole
+
+
+def _flush(path: Path) -> None:
+    """Have the operating system put `path` on the disk, so that a power cut cannot undo what follows."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

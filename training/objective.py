@@ -19,17 +19,20 @@ from .losses import (
 )
 from .vocabulary import logits_at, topk_normaliser
 
-TOGETHER = 32  # blocks that attend as one: more would mostly see each other's masked keys
-
 
 class JointObjective(nn.Module):
     """Drafter and target under the joint loss; `forward` returns loss sums, their denominators and metric sums.
 
-    The target is kept out of the module's parameters: it is frozen, and neither saved nor synchronised.
+    Up to `together` blocks of a sequence attend as one and share one copy of its keys and values; with more, ever more
+    of what they look at is masked. The target is kept out of the module's parameters: it is frozen, and neither saved
+    nor synchronised.
     """
 
-    def __init__(self, drafter: LiLiCorrModel, target: PreTrainedModel, objective: Objective) -> None:
+    def __init__(
+        self, drafter: LiLiCorrModel, target: PreTrainedModel, objective: Objective, together: int = 32
+    ) -> None:
         super().__init__()
+        self.together = together
         self.drafter = drafter
         self.objective = objective
         self._target = (target,)  # a tuple hides it from nn.Module
@@ -111,14 +114,11 @@ class JointObjective(nn.Module):
     def _block_states(
         self, target: PreTrainedModel, input_ids: Tensor, taps: Tensor, blocks: Blocks
     ) -> tuple[Tensor, Tensor]:
-        """Context rows `[batch, S, d]` and block states `[batch * N, B, d]` under the training mask.
-
-        Up to `TOGETHER` blocks of a sequence attend as one, so that they share one copy of its keys and values.
-        """
+        """Context rows `[batch, S, d]` and block states `[batch * N, B, d]` under the training mask."""
         drafter = self.drafter
         size = drafter.config.block_size
         batch, width = blocks.anchors.shape
-        parts = -(-width // TOGETHER)
+        parts = -(-width // self.together)
         group = -(-width // parts)
         anchors = F.pad(blocks.anchors, (0, parts * group - width)).view(-1, group)  # what fills up starts at 0
         context = drafter.project_context(taps.to(drafter.dtype))

@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -11,6 +12,17 @@ import yaml
 
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from .losses import Objective
+
+NOT_NEGATIVE = (
+    "steps", "max_examples", "loop_limit", "micro_batch_size", "epochs", "learning_rate", "head_learning_rate",
+    "warmup", "save_minutes", "save_every",
+)  # fmt: skip
+RECIPES = Path(__file__).parent / "recipes"
+# What a run may change when it goes on: it moves no weight, or only by rounding.
+FREE = {
+    "output", "states", "micro_batch_size", "gradient_checkpointing", "compile", "attention", "save_minutes",
+    "save_every", "keep_states", "log_every", "trackers",
+}  # fmt: skip
 
 
 @dataclass
@@ -27,13 +39,23 @@ class TrainSettings:
         states: folder that keeps the target's states, or `None` to run the target at every step.
         max_examples: use only this many answers (0: all), so that kept states are met again.
         max_length: tokens a sequence; loop_limit: see `load_examples`.
-        batch_size: sequences a step and process; anchors: blocks a sequence.
+        batch_size: sequences an optimiser step, over all processes together; anchors: blocks a sequence.
+        micro_batch_size: sequences that go through one process at a time, gradients being accumulated over the
+            others; 0: all of its share at once. Losses and gradients are those of the whole batch either way.
         steps: optimiser steps in all, or 0 to derive them from `epochs`.
         learning_rate, head_learning_rate, head_weight_decay, warmup, clip: the paper's Table 4; betas: AdamW's.
         final_rate: what the cosine decays to, as a share of the peak (a later stage may take over there).
+        freeze_backbone: train the head only.
         objective: weights of the loss.
         dtype: the target's dtype; mixed_precision: `"no"` or `"bf16"` for the drafter, whose weights stay in fp32.
-        seed: of initialisation, order and anchors; save_minutes: how often the state is saved; log_every: steps.
+        gradient_checkpointing: recompute the backbone's layers in the backward pass instead of keeping them.
+        compile: backend of `torch.compile` for the layers, such as `"inductor"`, or `"no"`.
+        attention: `"rows"` gives every block its own copy of its sequence's keys, the least arithmetic; `"packed"` lays
+            the blocks of a sequence side by side, so that memory does not grow with anchors times length; `"auto"` is
+            rows on the CPU and packed elsewhere.
+        seed: of initialisation, order and anchors.
+        save_minutes, save_every: how often the state is saved, in minutes and in steps (0: by minutes only).
+        keep_states: how many of the latest states are kept; log_every: steps; trackers: of accelerate, by name.
     """
 
     target: str
@@ -49,6 +71,7 @@ class TrainSettings:
     max_length: int = 3072
     loop_limit: int = 0
     batch_size: int = 4
+    micro_batch_size: int = 0
     anchors: int = 512
     epochs: float = 1.0
     steps: int = 0
@@ -59,18 +82,27 @@ class TrainSettings:
     final_rate: float = 0.0
     clip: float = 1.0
     betas: tuple[float, float] = (0.9, 0.999)
+    freeze_backbone: bool = False
     objective: Objective = field(default_factory=Objective)
     dtype: str = "float32"
     mixed_precision: str = "no"
+    gradient_checkpointing: bool = False
+    compile: str = "no"
+    attention: str = "auto"
     seed: int = 0
     save_minutes: float = 5.0
+    save_every: int = 0
+    keep_states: int = 2
     log_every: int = 20
+    trackers: list[str] = field(default_factory=list)
+
+    def packs(self, device: str) -> bool:
+        """Whether `attention` packs the blocks of a sequence on a device of this type."""
+        return self.attention == "packed" or (self.attention == "auto" and device != "cpu")
 
     def identity(self) -> dict[str, Any]:
-        """What must not change between a run and its continuation."""
-        settings = asdict(self)
-        for free in ("output", "states", "save_minutes", "log_every"):
-            settings.pop(free)
+        """What must not change between a run and its continuation; processes and micro-batches may."""
+        settings = {name: value for name, value in asdict(self).items() if name not in FREE}
         return json.loads(json.dumps(settings))  # as a state file gives it back: lists, no tuples
 
     def validate(self) -> None:
@@ -83,23 +115,33 @@ class TrainSettings:
                 raise ValueError(f"{name} stands in config; set it beside config, not inside.")
             if name not in known and not str(name).endswith("_token_id"):
                 raise ValueError(f"config sets {name!r}, which is no argument of LiLiCorrConfig; mend or remove it.")
-        for name in ("max_length", "batch_size", "anchors", "log_every"):
+        for name in ("max_length", "batch_size", "anchors", "log_every", "keep_states"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more.")
-        for name in ("steps", "max_examples", "loop_limit", "epochs", "learning_rate", "head_learning_rate", "warmup"):
+        for name in NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more.")
         if self.mixed_precision not in ("no", "bf16"):
             raise ValueError(f"mixed_precision is {self.mixed_precision!r}, expected 'no' or 'bf16'.")
+        if self.attention not in ("auto", "rows", "packed"):
+            raise ValueError(f"attention is {self.attention!r}, expected 'auto', 'rows' or 'packed'.")
+        if self.freeze_backbone and self.head_type == "none":
+            raise ValueError("freeze_backbone leaves nothing to train with head_type 'none'; choose a head.")
 
     @classmethod
-    def from_recipe(cls, path: str | Path, **overrides: Any) -> "TrainSettings":
+    def from_recipe(
+        cls, path: str | Path, default_target: Callable[[], object] | None = None, **overrides: Any
+    ) -> "TrainSettings":
         """Read a YAML mapping of the attributes above (`objective` a mapping too); `overrides` win over it.
+
+        `path` is a file, or the name of a recipe that comes along, see `find_recipe`. `default_target` gives the target
+        where neither sets one.
 
         Raises:
             ValueError: if the file is no such mapping, names an unknown setting, leaves a required one out, or gives
                 one of the wrong type or out of range.
         """
+        path = find_recipe(path)
         try:
             recipe = yaml.safe_load(Path(path).read_text("utf-8"))
         except yaml.YAMLError as error:
@@ -109,6 +151,8 @@ class TrainSettings:
         if not isinstance(recipe, dict):
             raise ValueError(f"{path} holds {type(recipe).__name__}, expected a mapping of settings.")
         recipe |= overrides
+        if not recipe.get("target") and default_target is not None:
+            recipe["target"] = str(default_target())
         objective = recipe.pop("objective", {})
         if not isinstance(objective, dict):
             raise ValueError(f"{path} sets objective to {objective!r}, expected a mapping of its weights.")
@@ -123,6 +167,25 @@ class TrainSettings:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         return settings
+
+
+def find_recipe(name: str | Path) -> Path:
+    """`name` if it is a file, else the recipe of that name in this folder's `recipes`, such as `qwen3-8b`.
+
+    Raises:
+        ValueError: if there is neither, naming the recipes that there are.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = {str(file.relative_to(RECIPES).with_suffix("")): file for file in sorted(RECIPES.rglob("*.yaml"))}
+    bare = path.as_posix().removesuffix(".yaml")
+    if bare in known:
+        return known[bare]
+    stages = [each for each in known if each.startswith(f"{bare}/")]
+    if stages:
+        raise ValueError(f"The recipe {name} has several stages; give one of {', '.join(stages)}.")
+    raise ValueError(f"There is no recipe {name}; give a YAML file or one of {', '.join(known)}.")
 
 
 def _check_types(settings: Any) -> None:

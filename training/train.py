@@ -1,13 +1,16 @@
-"""Joint training of drafter and head: the plain path from answers to a checkpoint that `generate` can use."""
+"""Joint training of drafter and head: from answers to a checkpoint that `generate` can use, on any machines."""
 
 import json
-import math
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -15,12 +18,39 @@ from transformers import PreTrainedModel
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import sample_blocks
-from .checkpoint import load_state, save_state
-from .data import Example, batches, collate, load_examples
+from .checkpoint import load_state, not_written, save_state, whole_tensor
+from .data import Example, collate, load_examples
+from .interruption import Interrupted, Signals
+from .layers import apply_layer_options
+from .log import StepLog
 from .objective import JointObjective
+from .optimizer import build_optimizer, rate_share, set_rates
+from .processes import add_up, prepare, start_accelerator
+from .report import write_report
+from .schedule import Schedule, Share, fingerprint
 from .settings import TrainSettings
 from .target import TargetStates, load_target
 from .warm_start import balance_head, start_from_checkpoint, start_from_target
+
+
+@dataclass
+class Run:
+    """What the steps of a run work with; `wrapped` is `joint` as accelerate distributes it."""
+
+    settings: TrainSettings
+    accelerator: Accelerator
+    joint: JointObjective
+    wrapped: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    states: TargetStates
+    schedule: Schedule
+    log: StepLog
+    total: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a saved state must have in common with this run."""
+        return self.settings.identity() | {"data": fingerprint(self.schedule.examples)}
 
 
 def train(settings: TrainSettings) -> Path:
@@ -28,48 +58,83 @@ def train(settings: TrainSettings) -> Path:
 
     Raises:
         ValueError: for unusable data or settings, a state of another run, or a loss that is no longer finite.
+        OSError: if a state cannot be written; the one before it is kept.
+        Interrupted: after a signal, with the state saved.
     """
     settings.validate()
-    accelerator = Accelerator(mixed_precision=settings.mixed_precision)
+    accelerator = start_accelerator(settings)
     output = Path(settings.output)
     output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
     target, tokenizer = load_target(settings.target, settings.dtype)
     target = target.requires_grad_(False).to(accelerator.device)
-    examples = load_examples(settings.data, tokenizer, settings.max_length, settings.loop_limit)
-    largest = max(max(example.prompt_ids + example.answer_ids) for example in examples)
-    if largest >= target.config.get_text_config().vocab_size:
-        raise ValueError(f"The data hold token id {largest}, which {settings.target} lacks; regenerate them with it.")
-    if settings.max_examples:
-        # Whatever the seed, the same answers: runs that follow each other share their kept states.
-        chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
-        examples = [examples[i] for i in chosen[: settings.max_examples].tolist()]
+    examples = training_examples(settings, tokenizer)
+    check_vocabulary(examples, target.config.get_text_config().vocab_size, settings.target)
+    schedule = Schedule(
+        examples,
+        settings.batch_size,
+        settings.micro_batch_size,
+        settings.seed,
+        accelerator.num_processes,
+        accelerator.process_index,
+    )
     drafter = build_drafter(settings, target, len(tokenizer))
-    optimizer = build_optimizer(drafter, settings)
-    groups_a_epoch = len(batches(examples, settings.batch_size, settings.seed, 0)) // accelerator.num_processes
-    total = settings.steps or max(1, round(settings.epochs * groups_a_epoch))
-    step = load_state(output, drafter, optimizer, settings.identity())
-    joint = JointObjective(drafter, target, settings.objective)
+    apply_layer_options(drafter, settings)
+    joint = JointObjective(drafter, target, settings.objective, settings.packs(accelerator.device.type))
     folder = Path(settings.states) if settings.states else None
     states = TargetStates(target, drafter.config.target_layer_ids, folder)
-    wrapped, optimizer = accelerator.prepare(joint, optimizer)
-    _run(settings, accelerator, joint, wrapped, optimizer, states, examples, step, total)
-    finished = output / "checkpoint"
-    if accelerator.is_main_process:
-        drafter.to(torch.bfloat16).save_pretrained(finished)
-    return finished
+    wrapped, optimizer = prepare(accelerator, joint, build_optimizer(drafter, settings))
+    total = total_steps(settings, schedule.steps_an_epoch)
+    run = Run(settings, accelerator, joint, wrapped, optimizer, states, schedule, StepLog(output), total)
+    with Signals() as signals:
+        _run(run, signals)
+    return _finish(run)
 
 
-def build_drafter(settings: TrainSettings, target: PreTrainedModel, tokenizer_size: int) -> LiLiCorrModel:
-    """A fresh fp32 drafter on the target's device, warm-started from `settings.init` where given."""
+def training_examples(settings: TrainSettings, tokenizer: Any) -> list[Example]:
+    """The examples of `settings.data`, or as many of them as `settings.max_examples` says."""
+    examples = load_examples(settings.data, tokenizer, settings.max_length, settings.loop_limit)
+    if not settings.max_examples:
+        return examples
+    # Whatever the seed, the same answers: runs that follow each other share their kept states.
+    chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+    return [examples[i] for i in chosen[: settings.max_examples].tolist()]
+
+
+def check_vocabulary(examples: list[Example], vocabulary: int, target: str) -> None:
+    """Raise a `ValueError` if `examples` hold a token id that `target` lacks."""
+    largest = max(int(collate([example]).input_ids.max()) for example in examples)
+    if largest >= vocabulary:
+        raise ValueError(f"The data hold token id {largest}, which {target} lacks; regenerate them with it.")
+
+
+def total_steps(settings: TrainSettings, steps_an_epoch: int) -> int:
+    """Optimiser steps of the run."""
+    return settings.steps or max(1, round(settings.epochs * steps_an_epoch))
+
+
+def drafter_config(settings: TrainSettings, target_config: Any, tokenizer_size: int) -> LiLiCorrConfig:
+    """The drafter that `settings` describe.
+
+    Raises:
+        ValueError: if it cannot work.
+    """
     try:
-        config = LiLiCorrConfig.for_target(
-            target.config,
+        return LiLiCorrConfig.for_target(
+            target_config,
             tokenizer_size=tokenizer_size,
             head_type=settings.head_type,
             block_size=settings.block_size,
             **settings.config,
         )
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
+
+
+def build_drafter(settings: TrainSettings, target: PreTrainedModel, tokenizer_size: int) -> LiLiCorrModel:
+    """A fresh fp32 drafter on the target's device, warm-started from `settings.init` where given."""
+    config = drafter_config(settings, target.config, tokenizer_size)
+    try:
         drafter = LiLiCorrModel(config)
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
@@ -82,98 +147,126 @@ def build_drafter(settings: TrainSettings, target: PreTrainedModel, tokenizer_si
     return drafter.train().to(target.device)
 
 
-def build_optimizer(drafter: LiLiCorrModel, settings: TrainSettings) -> torch.optim.AdamW:
-    """AdamW with the drafter's and the head's own learning rate and weight decay (Table 4)."""
-    prefix = f"{drafter.config.head_type}."
-    head = [p for name, p in drafter.named_parameters() if name.startswith(prefix)]
-    backbone = [p for name, p in drafter.named_parameters() if not name.startswith(prefix)]
-    groups: list[dict[str, Any]] = [{"params": backbone, "weight_decay": 0.0}]
-    if head:
-        groups.append({"params": head, "weight_decay": settings.head_weight_decay})
-    return torch.optim.AdamW(groups, betas=(settings.betas[0], settings.betas[1]))
-
-
-def _peak_rates(settings: TrainSettings) -> tuple[float, float]:
-    """Peak learning rates of `build_optimizer`'s groups."""
-    return settings.learning_rate, settings.head_learning_rate
-
-
-def _cosine(step: int, warmup: int, total: int, final: float) -> float:
-    """Learning rate of a step as a share of its peak: linear warm-up, then a cosine down to `final`."""
-    if step < warmup:
-        return (step + 1) / warmup
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
-
-
-def _run(
-    settings: TrainSettings,
-    accelerator: Accelerator,
-    joint: JointObjective,
-    wrapped: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    states: TargetStates,
-    examples: list[Example],
-    step: int,
-    total: int,
-) -> None:
-    """Steps `step … total`: order and anchors depend on seed, step and process only, so a resumed run repeats them."""
-    output, device = Path(settings.output), accelerator.device
-    processes, rank = accelerator.num_processes, accelerator.process_index
+def _run(run: Run, signals: Signals) -> None:
+    """All steps that are left, with log and states."""
+    settings, accelerator = run.settings, run.accelerator
+    step, kept = load_state(Path(settings.output), run.joint.drafter, run.optimizer, run.identity)
+    if len(set(accelerator.gather(torch.tensor([step], device=accelerator.device)).tolist())) > 1:
+        raise ValueError(f"Not every process sees the states in {settings.output}; give a folder that all share.")
+    if accelerator.is_main_process:
+        run.log.rewind(step, {name.removeprefix("log."): value for name, value in kept.items()})
     saved_at = time.monotonic()
-    totals: dict[str, Tensor] = {}
-    order = batches(examples, settings.batch_size, settings.seed, 0)
-    steps_an_epoch, epoch = len(order) // processes, 0
-    bar = tqdm(total=total, initial=step, desc=settings.head_type, disable=not accelerator.is_main_process)
-    while step < total:
-        if step // steps_an_epoch != epoch:
-            epoch = step // steps_an_epoch
-            order = batches(examples, settings.batch_size, settings.seed, epoch)
-        group = [examples[i] for i in order[(step % steps_an_epoch) * processes + rank]]
-        batch = collate(group)
-        generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + step) * 1_009 + rank)
-        input_ids = batch.input_ids.to(device)
-        blocks = sample_blocks(input_ids, batch.loss_mask.to(device), settings.block_size, settings.anchors, generator)
-        sums = wrapped(input_ids, *states(group, batch), blocks)
-        # Gradients are averaged over processes, so each loss is its share of the global mean times their number.
-        counts = {k: sums[k].detach() / processes for k in ("weight", "covered") if k in sums}
-        loss = joint.loss(sums, accelerator.reduce(counts, "sum"))
-        if not torch.isfinite(loss):
-            raise ValueError(f"The loss is {loss.item()} at step {step} on {[example.id for example in group]}.")
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(wrapped.parameters(), settings.clip)
-        rate = _cosine(step, max(1, round(settings.warmup * total)), total, settings.final_rate)
-        for parameters, peak in zip(optimizer.param_groups, _peak_rates(settings), strict=False):
-            parameters["lr"] = rate * peak
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    bar = tqdm(total=run.total, initial=step, desc=settings.head_type, disable=not accelerator.is_main_process)
+    while step < run.total:
+        due = accelerator.is_main_process and time.monotonic() - saved_at > 60 * settings.save_minutes
+        # Processes agree on what only one of them knows.
+        sums = _one_step(run, step, {"save": float(due), "signal": float(signals.number)})
+        save, stop = sums.pop("save"), sums.pop("signal")
         step += 1
         bar.update()
-        for name, value in sums.items():
-            totals[name] = totals.get(name, 0) + value.detach()
-        if step % settings.log_every == 0 or step == total:
-            _log(accelerator, output, step, totals, bar)
-            totals = {}
-        if time.monotonic() - saved_at > 60 * settings.save_minutes or step == total:
-            if accelerator.is_main_process:
-                save_state(output, step, joint.drafter, optimizer, settings.identity())
+        run.log.add(sums)
+        if step % settings.log_every == 0 or step == run.total:
+            _write_log(run, step, bar)
+        every = settings.save_every and step % settings.save_every == 0
+        if save or stop or every or step == run.total:
+            extra = {f"log.{name}": value for name, value in run.log.sums.items()}
+            drafter, writes = run.joint.drafter, accelerator.is_main_process
+            save_state(
+                Path(settings.output), step, drafter, run.optimizer, run.identity, extra, settings.keep_states, writes
+            )
             saved_at = time.monotonic()
+        if stop and step < run.total:
+            bar.close()
+            raise Interrupted(signals.number or SIGTERM, step)
     bar.close()
 
 
-def _log(accelerator: Accelerator, output: Path, step: int, totals: dict[str, Tensor], bar: Any) -> None:
-    """Append mean losses and acceptance lengths (bonus included) since the last line to `log.jsonl`."""
-    sums = {name: float(value) for name, value in accelerator.reduce(totals, "sum").items()}
-    if not accelerator.is_main_process:
+def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]:
+    """One optimiser step; returns the sums of the whole batch and of the processes' `flags`."""
+    settings, accelerator = run.settings, run.accelerator
+    shares = run.schedule.shares(step)
+    inputs = [_inputs(run, step, share) for share in shares]
+    # A loss is divided by counts over the whole batch, some of which only a forward pass can tell. With several
+    # micro-batches a first pass without gradients counts; a single one is counted as it goes.
+    ahead = nullcontext() if len(shares) == 1 else torch.no_grad()
+    with ahead:
+        passed = [_forward(run, step, *pair) for pair in zip(shares, inputs, strict=True)]
+    totals = add_up(accelerator, passed, flags)
+    loss = run.joint.loss(totals, totals)
+    if not torch.isfinite(loss):
+        _stop_on_nonfinite(run, step, "loss", loss.item())
+    for number, (share, tensors) in enumerate(zip(shares, inputs, strict=True), 1):
+        last = number == len(shares)
+        with nullcontext() if last else accelerator.no_sync(run.wrapped):
+            sums = passed[0] if len(shares) == 1 else _forward(run, step, share, tensors)
+            # Gradients are averaged over processes: each loss is its share of the whole times their number.
+            accelerator.backward(run.joint.loss(sums, totals) * accelerator.num_processes)
+    norm = accelerator.clip_grad_norm_(run.wrapped.parameters(), settings.clip)
+    norm = whole_tensor(norm)
+    if not torch.isfinite(norm):
+        _stop_on_nonfinite(run, step, "gradient norm", norm.item())
+    set_rates(run.optimizer, rate_share(step, run.total, settings.warmup, settings.final_rate))
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    tokens = sum(len(run.schedule.examples[i]) for i in run.schedule.batch(step))
+    return totals | {"tokens": torch.tensor(float(tokens)), "grad_norm": norm.detach(), "steps": torch.tensor(1.0)}
+
+
+def _inputs(run: Run, step: int, share: Share) -> tuple[Any, ...]:
+    """What `JointObjective.forward` takes for one micro-batch."""
+    examples = [run.schedule.examples[i] for i in share.indices]
+    batch, device = collate(examples), run.accelerator.device
+    input_ids, loss_mask = batch.input_ids.to(device), batch.loss_mask.to(device)
+    generators = run.schedule.generators(step, share)
+    blocks = sample_blocks(input_ids, loss_mask, run.settings.block_size, run.settings.anchors, generators)
+    return input_ids, *run.states(examples, batch), blocks
+
+
+def _forward(run: Run, step: int, share: Share, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
+    torch.manual_seed(run.schedule.seed_of(step, share.places[0]))  # dropout, alike in both passes
+    return run.wrapped(*inputs)
+
+
+def _stop_on_nonfinite(run: Run, step: int, what: str, value: float) -> None:
+    """Leave a file that names the batch, and end the run; the last saved state is older and stays."""
+    ids = [run.schedule.examples[i].id for i in run.schedule.batch(step)]
+    path = Path(run.settings.output) / f"nonfinite-step-{step:08d}.json"
+    if run.accelerator.is_main_process:
+        path.write_text(json.dumps({"step": step, what: str(value), "ids": ids}, indent=1) + "\n", encoding="utf-8")
+    shown = ", ".join(ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
+    raise ValueError(
+        f"The {what} is {value} at step {step} on {shown} ({path.name} names all): the last saved state is kept; look "
+        "at these examples or lower the learning rate."
+    )
+
+
+def _write_log(run: Run, step: int, bar: Any) -> None:
+    """A line in `log.jsonl`, for the trackers and beside the progress bar."""
+    if not run.accelerator.is_main_process:
+        run.log.sums = {}
         return
-    line: dict[str, Any] = {"step": step, "dflash": sums["dflash"] / max(sums["weight"], 1e-6)}
-    for name in ("cross_entropy", "distractor", "margin"):
-        if name in sums:
-            line[name] = sums[name] / max(sums["covered"], 1.0)
-    for name in ("argmax", "walk", "oracle"):
-        if f"{name}_accepted" in sums:
-            line[f"{name}_length"] = 1 + sums[f"{name}_accepted"] / max(sums["blocks"], 1.0)
-    line["blocks"] = sums["blocks"]
-    line["seconds"] = time.time()
+    steps = run.log.sums.pop("steps")
+    run.log.sums["grad_norm"] = run.log.sums["grad_norm"] / steps
+    rates = [group["lr"] for group in run.optimizer.param_groups]
+    line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.schedule.steps_an_epoch, seconds=time.time())
+    run.accelerator.log({name: value for name, value in line.items() if isinstance(value, float)}, step=step)
     bar.set_postfix({k: f"{v:.2f}" for k, v in line.items() if k.endswith("length") or k == "dflash"})
-    with open(output / "log.jsonl", "a", encoding="utf-8") as log:
-        log.write(json.dumps(line) + "\n")
+
+
+def _finish(run: Run) -> Path:
+    """Write the bf16 checkpoint and the report; returns the checkpoint's folder."""
+    finished = Path(run.settings.output) / "checkpoint"
+    trained = run.joint.drafter.state_dict()
+    tensors = {name: whole_tensor(tensor).to("cpu", torch.bfloat16) for name, tensor in trained.items()}
+    if run.accelerator.is_main_process:
+        plain = LiLiCorrModel(run.joint.drafter.config).to(torch.bfloat16)
+        plain.load_state_dict(tensors)
+        try:
+            plain.save_pretrained(finished)
+        except (OSError, SafetensorError) as error:
+            raise not_written("The checkpoint", finished, error) from error
+        if run.log.path.exists():
+            write_report(Path(run.settings.output))
+    run.accelerator.wait_for_everyone()
+    run.accelerator.end_training()
+    return finished

@@ -1,0 +1,69 @@
+"""The command line of training: `lilicorr train`, and `python -m lilicorr.training` under `accelerate launch`."""
+
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..hub.targets import TargetUnavailableError, smollm2
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="YAML file of settings, or a recipe's name such as qwen3-8b.")],
+    data: Annotated[list[str], typer.Option(help="JSONL file of `lilicorr regenerate`; may be given several times.")],
+    output: Annotated[str, typer.Option(help="Folder for the checkpoint, the log and the states to resume from.")],
+    target: Annotated[
+        str, typer.Option(help="Folder or repository of the target; unset: the recipe's, or SmolLM2-135M-Instruct.")
+    ] = "",
+    init: Annotated[str, typer.Option(help="Checkpoint folder to start from.")] = "",
+    states: Annotated[str, typer.Option(help="Folder that keeps the target's states; unset: run it every step.")] = "",
+    steps: Annotated[int, typer.Option(min=0, help="Optimiser steps; 0: as the recipe says.")] = 0,
+    tracker: Annotated[
+        list[str] | None, typer.Option(help="Also log to this tracker of accelerate, such as tensorboard.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run needs and sees; load no weights.")
+    ] = False,
+) -> None:
+    """Train drafter and head jointly. The same command again resumes a stopped run."""
+    try:
+        from .dry_run import describe
+        from .interruption import Interrupted
+        from .settings import TrainSettings
+        from .train import train as run
+    except ModuleNotFoundError as error:
+        raise _stop(f"Training needs {error.name}: pip install 'lilicorr[train]'.") from None
+    given = {"target": target, "init": init, "states": states, "steps": steps, "trackers": tracker}
+    overrides = {name: value for name, value in given.items() if value}
+    try:
+        settings = TrainSettings.from_recipe(recipe, default_target=smollm2, data=data, output=output, **overrides)
+        if dry_run:
+            print(describe(settings))
+            return
+        finished = run(settings)
+    except Interrupted as stopped:
+        raise _stop(str(stopped), stopped.exit_code) from None
+    except (ValueError, OSError, TargetUnavailableError) as error:
+        raise _stop(sentence(error)) from None
+    if _process() == 0:
+        Console().print(f"checkpoint in {finished}", markup=False)
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, with the file it went wrong with first."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}; give another path."
+    return " ".join(str(error).split())
+
+
+def _process() -> int:
+    """Which of the processes of `accelerate launch` this is."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def _stop(message: str, code: int = 1) -> typer.Exit:
+    """Print one sentence on stderr, with the process if it is not the first; raise what this returns."""
+    where = f"process {_process()}: " if _process() else ""
+    Console(stderr=True).print(where + message, style="red", markup=False, soft_wrap=True)
+    return typer.Exit(code)

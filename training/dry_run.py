@@ -1,0 +1,103 @@
+"""What a run would do, from configuration, tokenizer and data alone: no weights are read and nothing is written."""
+
+import os
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
+from .data import Example, collate
+from .memory import step_memory
+from .schedule import Schedule
+from .settings import TrainSettings
+from .target import DTYPES
+from .train import check_vocabulary, drafter_config, total_steps, training_examples
+
+OPEN, CLOSE = "⟦", "⟧"  # around what is supervised
+
+
+def describe(settings: TrainSettings) -> str:
+    """Parameters, memory, steps and tokens of a run, and its first example with the supervised part in ⟦ ⟧.
+
+    Raises:
+        ValueError: for settings, a target or data that training would refuse.
+    """
+    settings.validate()
+    if settings.dtype not in DTYPES:
+        raise ValueError(f"dtype is {settings.dtype!r}, expected one of {', '.join(DTYPES)}.")
+    try:
+        target_config = AutoConfig.from_pretrained(settings.target)
+        tokenizer = AutoTokenizer.from_pretrained(settings.target)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"The target {settings.target} could not be read: {' '.join(str(error).split())}") from error
+    text = target_config.get_text_config()
+    with torch.device("meta"):
+        target = AutoModelForCausalLM.from_config(target_config)
+        drafter = LiLiCorrModel(drafter_config(settings, target_config, len(tokenizer)))
+    examples = training_examples(settings, tokenizer)
+    check_vocabulary(examples, text.vocab_size, settings.target)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    schedule = Schedule(examples, settings.batch_size, settings.micro_batch_size, settings.seed, processes)
+    prefix = f"{settings.head_type}."
+    head = sum(p.numel() for name, p in drafter.named_parameters() if name.startswith(prefix))
+    backbone = sum(p.numel() for p in drafter.parameters()) - head
+    counts = {
+        "target": sum(p.numel() for p in target.parameters()),
+        "drafter": backbone + head,
+        "trained": head if settings.freeze_backbone else backbone + head,
+    }
+    memory = step_memory(
+        settings,
+        drafter.config,
+        text,
+        counts,
+        schedule.micro_batch_size,
+        schedule.accumulation,
+        settings.packs("cuda" if torch.cuda.is_available() else "cpu"),
+    )
+    return "\n\n".join(
+        [
+            f"Parameters: target {counts['target']:,}, drafter backbone {backbone:,}, head {head:,}, of which "
+            f"{counts['trained']:,} are trained.",
+            _memory_table(memory),
+            _amounts(settings, schedule, processes),
+            f"The first example ({examples[0].id}), what is supervised in {OPEN} {CLOSE}:\n"
+            f"{render(examples[0], tokenizer)}",
+        ]
+    )
+
+
+def _memory_table(memory: dict[str, int]) -> str:
+    rows = [f"  {name:<22}{size / 2**30:>9.2f}" for name, size in memory.items()]
+    total = f"  {'in all':<22}{sum(memory.values()) / 2**30:>9.2f}"
+    return "\n".join(
+        ["Memory of one process without sharding, GiB (an estimate for the longest sequences):", *rows, total]
+    )
+
+
+def _amounts(settings: TrainSettings, schedule: Schedule, processes: int) -> str:
+    """Steps, tokens and blocks."""
+    steps = total_steps(settings, schedule.steps_an_epoch)
+    tokens = sum(map(len, schedule.examples))
+    supervised = sum(int(collate([example]).loss_mask.sum()) for example in schedule.examples)
+    epochs = steps / schedule.steps_an_epoch
+    blocks = steps * settings.batch_size * settings.anchors
+    return (
+        f"Data: {len(schedule.examples):,} examples, {tokens:,} tokens, {supervised:,} of them supervised.\n"
+        f"Run: {steps:,} steps of {settings.batch_size} sequences ({processes} processes, {schedule.accumulation} "
+        f"micro-batches of {schedule.micro_batch_size}), {epochs:.2f} epochs, {epochs * tokens:,.0f} tokens, at most "
+        f"{blocks:,} blocks."
+    )
+
+
+def render(example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of `example` with its supervised runs in ⟦ ⟧."""
+    batch = collate([example])
+    ids, mask = batch.input_ids[0].tolist(), batch.loss_mask[0].tolist()
+    parts, start = [], 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or mask[end] != mask[start]:
+            text = tokenizer.decode(ids[start:end], skip_special_tokens=False)
+            parts.append(f"{OPEN}{text}{CLOSE}" if mask[start] else text)
+            start = end
+    return "".join(parts)

@@ -1,0 +1,39 @@
+"""SIGTERM and Ctrl-C while training: the step is finished and saved before the run ends."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(Exception):
+    """A signal ended the run after its state was saved; `exit_code` is 128 and the signal's number."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self.exit_code = 128 + number
+        name = signal.Signals(number).name
+        super().__init__(f"Stopped by {name} after step {step}, which is saved; give the same command to go on.")
+
+
+class Signals:
+    """Notes SIGTERM and SIGINT instead of ending the process; a second one acts as usual.
+
+    Outside the main thread, where Python allows no handlers, signals keep their usual effect.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        signal.signal(number, self._before[number])

@@ -1,0 +1,72 @@
+"""How much memory a training step needs: a formula over shapes, for planning. Counts bytes of one process."""
+
+from typing import Any
+
+from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
+from .settings import TrainSettings
+from .vocabulary import CHUNK_ROWS
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def step_memory(
+    settings: TrainSettings,
+    config: LiLiCorrConfig,
+    target: Any,
+    parameters: dict[str, int],
+    sequences: int,
+    micro_batches: int,
+    packed: bool,
+) -> dict[str, int]:
+    """Bytes of one process by what takes them, at the greatest sequence length and number of anchors.
+
+    Args:
+        config: the drafter's; target: the target's text config.
+        parameters: how many `target`, `drafter` and `trained` ones there are.
+        sequences: those of one micro-batch; micro_batches: how many a step; packed: see `TrainSettings.attention`.
+    """
+    length, small = settings.max_length, 2 if settings.mixed_precision == "bf16" else 4
+    states = BYTES[settings.dtype] * sequences * length * target.hidden_size
+    anchors = min(settings.anchors, length - 1)
+    found = {
+        "target weights": BYTES[settings.dtype] * parameters["target"],
+        "drafter weights": (4 if small == 4 else 6) * parameters["drafter"],  # the masters and a bf16 copy
+        "gradients and moments": 12 * parameters["trained"],
+        "target states": states * (len(config.target_layer_ids) + 1) * micro_batches,
+        "target pass": states * (target.num_hidden_layers + 1),
+        "backbone": 0 if settings.freeze_backbone else _backbone(settings, config, sequences, anchors, small, packed),
+        "head": sequences * anchors * _head(config, small),
+        "vocabulary": (4 + BYTES[settings.dtype]) * CHUNK_ROWS * config.vocab_size,
+    }
+    return {name: size for name, size in found.items() if size}
+
+
+def _backbone(
+    settings: TrainSettings, config: LiLiCorrConfig, sequences: int, anchors: int, small: int, packed: bool
+) -> int:
+    """Activations that the backbone keeps for its backward pass."""
+    width, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    length, rows = settings.max_length, anchors * config.block_size
+    # Norms keep their input and their scaled input in fp32; the rest is kept as it enters a product.
+    a_row = 4 * (4 * width) + small * (2 * width + 5 * queries + 2 * keys + 4 * inner)
+    seen = length + rows if packed else anchors * (length + config.block_size)  # keys and values, repeated over heads
+    layer = sequences * (rows * a_row + small * (2 * seen * queries + 2 * length * keys))
+    mask = sequences * (rows * seen if packed else seen)
+    entry = sequences * length * width * (small * (len(config.target_layer_ids) + 1) + 8)
+    if settings.gradient_checkpointing:
+        return entry + mask + layer + config.num_hidden_layers * sequences * rows * width * 4
+    return entry + mask + config.num_hidden_layers * layer
+
+
+def _head(config: LiLiCorrConfig, small: int) -> int:
+    """Activations that the head keeps for one block."""
+    if config.head_type != "lilicorr":
+        return 0
+    head = config.head_config
+    nodes, width = config.num_slots * head["num_candidates"], head["hidden_size"]
+    layer = 4 * 4 * width + small * (8 * width + 2 * head["intermediate_size"] + 2 * head["num_heads"] * nodes)
+    ends = small * (config.hidden_size + 14 * width) + 4 * 4 * head["factor_dim"]
+    pairs = 4 * 2 * config.num_slots * head["num_candidates"] ** 2
+    return nodes * (head["num_layers"] * layer + ends) + pairs

@@ -18,7 +18,8 @@ class Interrupted(Exception):
 class Signals:
     """Notes SIGTERM and SIGINT instead of ending the process; a second one acts as usual.
 
-    Outside the main thread, where Python allows no handlers, signals keep their usual effect.
+    Signals that are ignored stay ignored, and outside the main thread, where Python allows no handlers, all keep their
+    usual effect.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,10 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+        for number in self._before:
+            signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -250,7 +250,8 @@ def _write_log(run: Run, step: int, bar: Any) -> None:
     rates = [group["lr"] for group in run.optimizer.param_groups]
     line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.schedule.steps_an_epoch, seconds=time.time())
     run.accelerator.log({name: value for name, value in line.items() if isinstance(value, float)}, step=step)
-    bar.set_postfix({k: f"{v:.2f}" for k, v in line.items() if k.endswith("length") or k == "dflash"})
+    shown = {k: f"{v:.2f}" for k, v in line.items() if k.endswith("length") or k == "dflash"}
+    bar.set_postfix(shown | {"tok/s": f"{line['tokens_per_second']:.0f}"})
 
 
 def _finish(run: Run) -> Path:

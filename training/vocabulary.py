@@ -62,7 +62,9 @@ def topk_normaliser(
     """
     if active is None:
         active = torch.ones(states.shape[0], dtype=torch.bool, device=states.device)
-    return _TopKNormaliser.apply(states.to(weight.dtype), weight, bias, k, active, chunk)
+    # Autocast would round the frozen weight anew for every chunk, and logits to less than the target's own precision.
+    with torch.autocast(states.device.type, enabled=False):
+        return _TopKNormaliser.apply(states.to(weight.dtype), weight, bias, k, active, chunk)
 
 
 def logits_at(states: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:

@@ -1,7 +1,12 @@
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
+import yaml
+from lilicorr.training.losses import Objective
+from lilicorr.training.regenerate import regenerate
+from lilicorr.training.settings import TrainSettings
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -56,3 +61,49 @@ def prompt_file(tmp_path):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory, target_folder):
+    """Answers of the tiny target to sixteen prompts."""
+    folder = tmp_path_factory.mktemp("answers")
+    rows = [{"id": f"p{i}", "messages": [{"role": "user", "content": f"w{i} w{2 * i} w{3 * i}"}]} for i in range(16)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    regenerate(target_folder, [str(folder / "prompts.jsonl")], str(folder / "answers.jsonl"), 24, dtype="float32")
+    return str(folder / "answers.jsonl")
+
+
+@pytest.fixture
+def make_settings(target_folder, answers):
+    """Settings of a run of seconds: output folder and whatever differs."""
+
+    def make(output, **changes):
+        head = {
+            "num_candidates": 4, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32,
+            "factor_dim": 8, "logit_scale": 8.0, "vector_eps": 1e-6,
+        }  # fmt: skip
+        config = {"mask_token_id": 3, "num_hidden_layers": 2}
+        if changes.get("head_type", "lilicorr") == "lilicorr":
+            config["head_config"] = head
+        defaults = {
+            "target": target_folder, "data": [answers], "block_size": 4, "max_length": 64, "batch_size": 4,
+            "anchors": 8, "steps": 12, "learning_rate": 5e-3, "head_learning_rate": 5e-3, "log_every": 4,
+            "objective": Objective(beta=4.0), "config": config,
+        }  # fmt: skip
+        return TrainSettings(output=str(output), **(defaults | changes))
+
+    return make
+
+
+@pytest.fixture
+def write_recipe():
+    """Writes settings as a recipe, without what the command line gives; returns its path."""
+
+    def write(path, settings):
+        given = asdict(settings)
+        for name in ("target", "data", "output"):
+            given.pop(name)
+        path.write_text(yaml.safe_dump(given))
+        return path
+
+    return write

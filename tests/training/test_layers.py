@@ -1,0 +1,107 @@
+import pytest
+import torch
+from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr.training.anchors import sample_blocks
+from lilicorr.training.layers import apply_layer_options
+from lilicorr.training.losses import Objective
+from lilicorr.training.memory import _backbone, _head
+from lilicorr.training.objective import JointObjective
+from lilicorr.training.optimizer import build_optimizer, rate_share, set_rates
+from lilicorr.training.target import target_pass
+from transformers import AutoModelForCausalLM
+
+LENGTH, ANCHORS, BLOCK = 40, 12, 5
+
+
+def one_pass(target_folder, settings, packed=False, layer_types=None):
+    """Loss, gradients and bytes kept for the backward pass of one micro-batch, on the same draws every time."""
+    torch.manual_seed(1)
+    target = AutoModelForCausalLM.from_pretrained(target_folder).eval().requires_grad_(False)
+    extra = {"layer_types": layer_types, "sliding_window": 8} if layer_types else {}
+    config = LiLiCorrConfig.for_target(
+        target.config, mask_token_id=3, block_size=BLOCK, num_hidden_layers=2,
+        head_config=settings.config["head_config"], **extra,
+    )  # fmt: skip
+    drafter = LiLiCorrModel(config).train()
+    apply_layer_options(drafter, settings)
+    input_ids = torch.randint(4, 64, (2, LENGTH))
+    loss_mask = torch.zeros(2, LENGTH, dtype=torch.bool)
+    loss_mask[0, 6:] = True
+    loss_mask[1, 9:30] = True
+    blocks = sample_blocks(input_ids, loss_mask, BLOCK, ANCHORS, torch.Generator().manual_seed(0))
+    joint = JointObjective(drafter, target, Objective(), packed)
+    kept, weights = {}, {p.untyped_storage().data_ptr() for p in [*drafter.parameters(), *target.parameters()]}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs = (input_ids, *target_pass(target, input_ids, config.target_layer_ids), blocks)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        sums = joint(*inputs)
+    loss = joint.loss(sums, sums)
+    loss.backward()
+    return loss.item(), {n: p.grad for n, p in drafter.named_parameters()}, sum(kept.values()), config
+
+
+def assert_alike(ours, theirs):
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    for name, gradient in theirs[1].items():
+        if gradient is not None:
+            torch.testing.assert_close(ours[1][name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("layer_types", [None, ["sliding_attention", "full_attention"]])
+def test_packed_blocks_equal_one_row_a_block(tmp_path, make_settings, target_folder, layer_types):
+    settings = make_settings(tmp_path)
+    rows = one_pass(target_folder, settings, layer_types=layer_types)
+    assert_alike(one_pass(target_folder, settings, packed=True, layer_types=layer_types), rows)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_recomputed_layers_give_the_same_gradients_and_keep_less(tmp_path, make_settings, target_folder, packed):
+    plain = one_pass(target_folder, make_settings(tmp_path), packed)
+    recomputed = one_pass(target_folder, make_settings(tmp_path, gradient_checkpointing=True), packed)
+    assert_alike(recomputed, plain)
+    assert recomputed[2] < 0.8 * plain[2]
+
+
+def test_compiled_layers_give_the_same_gradients_and_keep_their_names(tmp_path, make_settings, target_folder):
+    plain = one_pass(target_folder, make_settings(tmp_path))
+    compiled = one_pass(target_folder, make_settings(tmp_path, compile="aot_eager"))
+    assert compiled[1].keys() == plain[1].keys()
+    assert_alike(compiled, plain)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_memory_formula_is_near_what_autograd_keeps(tmp_path, make_settings, target_folder, packed):
+    settings = make_settings(tmp_path, max_length=LENGTH, anchors=ANCHORS)
+    _, _, kept, config = one_pass(target_folder, settings, packed)
+    estimate = _backbone(settings, config, 2, ANCHORS, 4, packed) + 2 * ANCHORS * _head(config, 4)
+    assert 0.7 * kept < estimate < 1.4 * kept
+
+
+def test_a_frozen_backbone_needs_no_gradient(tmp_path, make_settings, target_folder):
+    settings = make_settings(tmp_path, freeze_backbone=True)
+    _, gradients, _, _ = one_pass(target_folder, settings)
+    assert {name for name, gradient in gradients.items() if gradient is not None} == {
+        name for name in gradients if name.startswith("lilicorr.")
+    }
+
+
+def test_rates_of_drafter_and_head(tmp_path, make_settings, target_folder):
+    target = AutoModelForCausalLM.from_pretrained(target_folder)
+    settings = make_settings(tmp_path, learning_rate=6e-4, head_learning_rate=1.5e-4)
+    config = LiLiCorrConfig.for_target(target.config, mask_token_id=3, head_config=settings.config["head_config"])
+    optimizer = build_optimizer(LiLiCorrModel(config), settings)
+    set_rates(optimizer, 0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([3e-4, 0.75e-4])
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.01]
+
+
+def test_the_rate_rises_linearly_and_falls_as_a_cosine():
+    shares = [rate_share(step, 100, 0.04, 0.1) for step in range(100)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0] and shares[4] == 1.0
+    assert shares[52] == pytest.approx(0.55) and 0.1 < shares[99] < 0.101

@@ -23,7 +23,7 @@ def start_accelerator(settings: TrainSettings) -> Accelerator:
         if name not in LoggerType.list() or name == "all":
             known = ", ".join(str(each) for each in LoggerType.list() if each != "all")
             raise ValueError(f"There is no tracker {name!r}; give one of {known}.")
-        if name not in get_available_trackers():
+        if LoggerType(name) not in get_available_trackers():
             raise ValueError(f"The tracker {name} is not installed: pip install {name}.")
     folder = str(Path(settings.output) / "trackers")
     accelerator = Accelerator(

@@ -1,0 +1,71 @@
+import sys
+
+import pytest
+from lilicorr.cli import app
+from lilicorr.training import command
+from typer.testing import CliRunner
+
+runner = CliRunner()
+
+
+def train(*arguments):
+    return runner.invoke(app, ["train", *map(str, arguments)])
+
+
+@pytest.fixture
+def arguments(tmp_path, make_settings, write_recipe):
+    settings = make_settings(tmp_path / "run", steps=2, log_every=1)
+    recipe = write_recipe(tmp_path / "r.yaml", settings)
+    return [recipe, "--data", settings.data[0], "--output", settings.output, "--target", settings.target]
+
+
+def test_training_says_where_the_checkpoint_is_and_options_win(arguments, tmp_path):
+    result = train(*arguments, "--steps", 1)
+    assert result.exit_code == 0, result.output
+    assert f"checkpoint in {tmp_path / 'run' / 'checkpoint'}" in result.output.replace("\n", "")
+    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_dry_run_prints_and_leaves_nothing(arguments, tmp_path):
+    result = train(*arguments, "--dry-run")
+    assert result.exit_code == 0, result.output
+    for word in ("Parameters: target", "GiB", "2 steps of 4 sequences", "⟦"):
+        assert word in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipes_target_is_used_where_none_is_given(arguments, monkeypatch):
+    monkeypatch.setattr(command, "smollm2", lambda: "absent/target")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = train(*arguments[:-2], "--dry-run")
+    assert result.exit_code == 1 and "The target absent/target could not be read" in result.output
+    result = train("qwen3-8b", *arguments[1:-2], "--dry-run")
+    assert result.exit_code == 1 and "The target Qwen/Qwen3-8B could not be read" in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["gpt-9"], "There is no recipe gpt-9; give a YAML file or one of qwen3-4b"),
+        (["smollm2-135m-cpu"], "The recipe smollm2-135m-cpu has several stages"),
+    ],
+)
+def test_unknown_recipes_are_one_sentence(arguments, change, message):
+    result = train(*change, *arguments[1:])
+    assert result.exit_code == 1 and message in result.output and "Traceback" not in result.output
+
+
+def test_a_missing_file_is_one_sentence_with_the_process_it_came_from(arguments, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    arguments[2] = "absent.jsonl"
+    result = train(*arguments, "--dry-run")
+    assert result.exit_code == 1
+    assert "process 1: absent.jsonl: No such file or directory; give another path." in result.output
+
+
+def test_missing_packages_are_named(arguments, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    for name in ("settings", "dry_run", "train"):
+        monkeypatch.delitem(sys.modules, f"lilicorr.training.{name}", raising=False)
+    result = train(*arguments)
+    assert result.exit_code == 1 and "Training needs yaml: pip install 'lilicorr[train]'." in result.output

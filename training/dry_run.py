@@ -53,7 +53,6 @@ def describe(settings: TrainSettings) -> str:
         counts,
         schedule.micro_batch_size,
         schedule.accumulation,
-        settings.packs("cuda" if torch.cuda.is_available() else "cpu"),
     )
     return "\n\n".join(
         [

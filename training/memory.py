@@ -16,14 +16,13 @@ def step_memory(
     parameters: dict[str, int],
     sequences: int,
     micro_batches: int,
-    packed: bool,
 ) -> dict[str, int]:
     """Bytes of one process by what takes them, at the greatest sequence length and number of anchors.
 
     Args:
         config: the drafter's; target: the target's text config.
         parameters: how many `target`, `drafter` and `trained` ones there are.
-        sequences: those of one micro-batch; micro_batches: how many a step; packed: see `TrainSettings.attention`.
+        sequences: those of one micro-batch; micro_batches: how many a step.
     """
     length, small = settings.max_length, 2 if settings.mixed_precision == "bf16" else 4
     states = BYTES[settings.dtype] * sequences * length * target.hidden_size
@@ -34,16 +33,14 @@ def step_memory(
         "gradients and moments": 12 * parameters["trained"],
         "target states": states * (len(config.target_layer_ids) + 1) * micro_batches,
         "target pass": states * (target.num_hidden_layers + 1),
-        "backbone": 0 if settings.freeze_backbone else _backbone(settings, config, sequences, anchors, small, packed),
+        "backbone": 0 if settings.freeze_backbone else _backbone(settings, config, sequences, anchors, small),
         "head": sequences * anchors * _head(config, small),
         "vocabulary": (4 + BYTES[settings.dtype]) * CHUNK_ROWS * config.vocab_size,
     }
     return {name: size for name, size in found.items() if size}
 
 
-def _backbone(
-    settings: TrainSettings, config: LiLiCorrConfig, sequences: int, anchors: int, small: int, packed: bool
-) -> int:
+def _backbone(settings: TrainSettings, config: LiLiCorrConfig, sequences: int, anchors: int, small: int) -> int:
     """Activations that the backbone keeps for its backward pass."""
     width, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
@@ -51,9 +48,11 @@ def _backbone(
     length, rows = settings.max_length, anchors * config.block_size
     # Norms keep their input and their scaled input in fp32; the rest is kept as it enters a product.
     a_row = 4 * (4 * width) + small * (2 * width + 5 * queries + 2 * keys + 4 * inner)
-    seen = length + rows if packed else anchors * (length + config.block_size)  # keys and values, repeated over heads
+    groups = -(-anchors // settings.blocks_together)
+    group = -(-anchors // groups) * config.block_size
+    seen = groups * (length + group)  # keys and values, repeated over heads
     layer = sequences * (rows * a_row + small * (2 * seen * queries + 2 * length * keys))
-    mask = sequences * (rows * seen if packed else seen)
+    mask = sequences * group * seen
     entry = sequences * length * width * (small * (len(config.target_layer_ids) + 1) + 8)
     if settings.gradient_checkpointing:
         return entry + mask + layer + config.num_hidden_layers * sequences * rows * width * 4

@@ -20,7 +20,7 @@ NOT_NEGATIVE = (
 RECIPES = Path(__file__).parent / "recipes"
 # What a run may change when it goes on: it moves no weight, or only by rounding.
 FREE = {
-    "output", "states", "micro_batch_size", "gradient_checkpointing", "compile", "attention", "save_minutes",
+    "output", "states", "micro_batch_size", "gradient_checkpointing", "compile", "blocks_together", "save_minutes",
     "save_every", "keep_states", "log_every", "trackers",
 }  # fmt: skip
 
@@ -50,9 +50,8 @@ class TrainSettings:
         dtype: the target's dtype; mixed_precision: `"no"` or `"bf16"` for the drafter, whose weights stay in fp32.
         gradient_checkpointing: recompute the backbone's layers in the backward pass instead of keeping them.
         compile: backend of `torch.compile` for the layers, such as `"inductor"`, or `"no"`.
-        attention: `"rows"` gives every block its own copy of its sequence's keys, the least arithmetic; `"packed"` lays
-            the blocks of a sequence side by side, so that memory does not grow with anchors times length; `"auto"` is
-            rows on the CPU and packed elsewhere.
+        blocks_together: blocks of a sequence that attend as one. They share a copy of its keys and values, but every
+            pair of them costs masked products: 1 is the least arithmetic, all anchors the least copying.
         seed: of initialisation, order and anchors.
         save_minutes, save_every: how often the state is saved, in minutes and in steps (0: by minutes only).
         keep_states: how many of the latest states are kept; log_every: steps; trackers: of accelerate, by name.
@@ -88,17 +87,13 @@ class TrainSettings:
     mixed_precision: str = "no"
     gradient_checkpointing: bool = False
     compile: str = "no"
-    attention: str = "auto"
+    blocks_together: int = 32
     seed: int = 0
     save_minutes: float = 5.0
     save_every: int = 0
     keep_states: int = 2
     log_every: int = 20
     trackers: list[str] = field(default_factory=list)
-
-    def packs(self, device: str) -> bool:
-        """Whether `attention` packs the blocks of a sequence on a device of this type."""
-        return self.attention == "packed" or (self.attention == "auto" and device != "cpu")
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a run and its continuation; processes and micro-batches may."""
@@ -109,13 +104,14 @@ class TrainSettings:
         """Raise a `ValueError` of one sentence for a setting of the wrong type or out of range."""
         _check_types(self)
         _check_types(self.objective)
+        self.objective.validate()
         known = inspect.signature(LiLiCorrConfig).parameters
         for name in self.config:
             if name in ("head_type", "block_size"):
                 raise ValueError(f"{name} stands in config; set it beside config, not inside.")
             if name not in known and not str(name).endswith("_token_id"):
                 raise ValueError(f"config sets {name!r}, which is no argument of LiLiCorrConfig; mend or remove it.")
-        for name in ("max_length", "batch_size", "anchors", "log_every", "keep_states"):
+        for name in ("max_length", "batch_size", "anchors", "log_every", "keep_states", "blocks_together"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more.")
         for name in NOT_NEGATIVE:
@@ -123,8 +119,6 @@ class TrainSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more.")
         if self.mixed_precision not in ("no", "bf16"):
             raise ValueError(f"mixed_precision is {self.mixed_precision!r}, expected 'no' or 'bf16'.")
-        if self.attention not in ("auto", "rows", "packed"):
-            raise ValueError(f"attention is {self.attention!r}, expected 'auto', 'rows' or 'packed'.")
         if self.freeze_backbone and self.head_type == "none":
             raise ValueError("freeze_backbone leaves nothing to train with head_type 'none'; choose a head.")
 

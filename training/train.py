@@ -80,7 +80,7 @@ def train(settings: TrainSettings) -> Path:
     )
     drafter = build_drafter(settings, target, len(tokenizer))
     apply_layer_options(drafter, settings)
-    joint = JointObjective(drafter, target, settings.objective, settings.packs(accelerator.device.type))
+    joint = JointObjective(drafter, target, settings.objective, settings.blocks_together)
     folder = Path(settings.states) if settings.states else None
     states = TargetStates(target, drafter.config.target_layer_ids, folder)
     wrapped, optimizer = prepare(accelerator, joint, build_optimizer(drafter, settings))

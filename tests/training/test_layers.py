@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 LENGTH, ANCHORS, BLOCK = 40, 12, 5
 
 
-def one_pass(target_folder, settings, packed=False, layer_types=None):
+def one_pass(target_folder, settings, layer_types=None):
     """Loss, gradients and bytes kept for the backward pass of one micro-batch, on the same draws every time."""
     torch.manual_seed(1)
     target = AutoModelForCausalLM.from_pretrained(target_folder).eval().requires_grad_(False)
@@ -29,7 +29,7 @@ def one_pass(target_folder, settings, packed=False, layer_types=None):
     loss_mask[0, 6:] = True
     loss_mask[1, 9:30] = True
     blocks = sample_blocks(input_ids, loss_mask, BLOCK, ANCHORS, torch.Generator().manual_seed(0))
-    joint = JointObjective(drafter, target, Objective(), packed)
+    joint = JointObjective(drafter, target, Objective(), settings.blocks_together)
     kept, weights = {}, {p.untyped_storage().data_ptr() for p in [*drafter.parameters(), *target.parameters()]}
 
     def pack(tensor):
@@ -54,16 +54,17 @@ def assert_alike(ours, theirs):
 
 
 @pytest.mark.parametrize("layer_types", [None, ["sliding_attention", "full_attention"]])
-def test_packed_blocks_equal_one_row_a_block(tmp_path, make_settings, target_folder, layer_types):
-    settings = make_settings(tmp_path)
-    rows = one_pass(target_folder, settings, layer_types=layer_types)
-    assert_alike(one_pass(target_folder, settings, packed=True, layer_types=layer_types), rows)
+@pytest.mark.parametrize("together", [5, 32])
+def test_blocks_that_attend_as_one_equal_blocks_alone(tmp_path, make_settings, target_folder, together, layer_types):
+    alone = one_pass(target_folder, make_settings(tmp_path, blocks_together=1), layer_types)
+    assert_alike(one_pass(target_folder, make_settings(tmp_path, blocks_together=together), layer_types), alone)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_recomputed_layers_give_the_same_gradients_and_keep_less(tmp_path, make_settings, target_folder, packed):
-    plain = one_pass(target_folder, make_settings(tmp_path), packed)
-    recomputed = one_pass(target_folder, make_settings(tmp_path, gradient_checkpointing=True), packed)
+@pytest.mark.parametrize("together", [1, 32])
+def test_recomputed_layers_give_the_same_gradients_and_keep_less(tmp_path, make_settings, target_folder, together):
+    plain = one_pass(target_folder, make_settings(tmp_path, blocks_together=together))
+    settings = make_settings(tmp_path, blocks_together=together, gradient_checkpointing=True)
+    recomputed = one_pass(target_folder, settings)
     assert_alike(recomputed, plain)
     assert recomputed[2] < 0.8 * plain[2]
 
@@ -75,11 +76,11 @@ def test_compiled_layers_give_the_same_gradients_and_keep_their_names(tmp_path, 
     assert_alike(compiled, plain)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_memory_formula_is_near_what_autograd_keeps(tmp_path, make_settings, target_folder, packed):
-    settings = make_settings(tmp_path, max_length=LENGTH, anchors=ANCHORS)
-    _, _, kept, config = one_pass(target_folder, settings, packed)
-    estimate = _backbone(settings, config, 2, ANCHORS, 4, packed) + 2 * ANCHORS * _head(config, 4)
+@pytest.mark.parametrize("together", [1, 5, 32])
+def test_the_memory_formula_is_near_what_autograd_keeps(tmp_path, make_settings, target_folder, together):
+    settings = make_settings(tmp_path, max_length=LENGTH, anchors=ANCHORS, blocks_together=together)
+    _, _, kept, config = one_pass(target_folder, settings)
+    estimate = _backbone(settings, config, 2, ANCHORS, 4) + 2 * ANCHORS * _head(config, 4)
     assert 0.7 * kept < estimate < 1.4 * kept
 
 

@@ -2,7 +2,6 @@ import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.kernels.reference import lattice_scores, topk_logsumexp
-from lilicorr.training import objective as objective_room
 from lilicorr.training.anchors import sample_blocks
 from lilicorr.training.losses import Objective
 from lilicorr.training.objective import JointObjective
@@ -204,11 +203,9 @@ def test_sampled_slots_give_the_same_loss_in_expectation_and_the_same_reranker_t
 
 
 @pytest.mark.parametrize("together", [1, 4, 5])
-def test_blocks_that_attend_as_one_have_the_states_of_blocks_alone(setup, monkeypatch, together):
+def test_blocks_that_attend_as_one_have_the_states_of_blocks_alone(setup, together):
     target, drafter, input_ids, blocks = setup
     assert blocks.anchors.shape[1] == 6
-    joint = JointObjective(drafter, target, Objective())
-    expected = run(joint, input_ids, blocks)
-    monkeypatch.setattr(objective_room, "TOGETHER", together)
-    sums = run(joint, input_ids, blocks)
+    expected = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
+    sums = run(JointObjective(drafter, target, Objective(), together), input_ids, blocks)
     torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)

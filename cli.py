@@ -1,5 +1,6 @@
 """`lilicorr <verb>`: each verb parses its arguments, calls one room, and prints."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,24 +75,74 @@ def generate(
 
 @app.command()
 def regenerate(
-    prompts: Annotated[list[str], typer.Argument(help="JSONL files of rows with `id` and `messages`.")],
+    prompts: Annotated[list[str], typer.Argument(help="JSONL files of rows with `id` and `messages`, or data sets.")],
     output: Annotated[str, typer.Option(help="JSONL file to append answers to; what it holds is not made again.")],
-    target: Annotated[str, typer.Option(help="Folder or repository of the target; unset: SmolLM2-135M-Instruct.")] = "",
+    target: Annotated[
+        str, typer.Option(help="Folder or repository of the target; unset: --model, else SmolLM2-135M-Instruct.")
+    ] = "",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer at most.")] = 256,
+    max_context: Annotated[int, typer.Option(min=0, help="Tokens of prompt and answer; 0: the target's limit.")] = 0,
+    max_turns: Annotated[int, typer.Option(min=0, help="Answers of each conversation at most; 0: all.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy; above it, sampling.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from so many likeliest tokens; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    template_option: Annotated[
+        list[str] | None, typer.Option(help="For the chat template, as NAME=JSON: enable_thinking=false.")
+    ] = None,
+    column: Annotated[str, typer.Option(help="Column of messages or of one prompt's text.")] = "",
+    split: Annotated[str, typer.Option(help="Split of data sets.")] = "train",
+    subset: Annotated[str, typer.Option(help="Subset of data sets.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="Read only the first so many prompts; 0: all.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 32,
-    limit: Annotated[int, typer.Option(min=0, help="Answer only the first so many prompts; 0: all.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    endpoint: Annotated[str, typer.Option(help="OpenAI-compatible server to answer instead: http://…/v1.")] = "",
+    model: Annotated[str, typer.Option(help="Name by which the endpoint serves the target.")] = "",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time to the endpoint.")] = 32,
+    retries: Annotated[int, typer.Option(min=0, help="Times that a failed request is sent again.")] = 8,
 ) -> None:
-    """Have the target answer prompts greedily: the text a drafter learns from. Resumes where it was stopped."""
+    """Have the target answer every user message: the text a drafter learns from. Resumes where it was stopped."""
+    options = dict(_template_option(text) for text in template_option or [])
     try:
+        from .training.decode import Decoding
+        from .training.endpoint import Endpoint
+        from .training.prompts import Source
         from .training.regenerate import regenerate as run
 
-        added = run(target or _embedded_target(), prompts, output, max_new_tokens, batch_size, limit, dtype)
+        made = run(
+            target or (model if endpoint else _embedded_target()),
+            Source(prompts, column, split, subset, limit, max_turns),
+            output,
+            Decoding(max_new_tokens, max_context, temperature, top_p, top_k, seed),
+            options,
+            batch_size,
+            dtype,
+            Endpoint(endpoint, model, concurrency, retries) if endpoint else None,
+        )
     except (ValueError, OSError) as error:
         raise _stop(sentence(error)) from None
     except ModuleNotFoundError as error:
         raise _stop(f"Regeneration needs {error.name}: pip install 'lilicorr[train]'.") from None
-    console.print(f"{added} answers added to {output}", markup=False)
+    rate = f", {made.tokens / made.seconds:,.0f} tokens/s" if made.seconds else ""
+    told = f"{made.turns} answers in {made.rows} rows added to {output} ({made.tokens:,} tokens{rate})"
+    console.print(told, markup=False, soft_wrap=True)
+    if made.note:
+        console.print(
+            f"{made.skipped} prompts left out; the first one left out or cut short, {made.note}", markup=False
+        )
+
+
+def _template_option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    try:
+        if not name or not equals:
+            raise ValueError
+        return name, json.loads(value)
+    except ValueError:
+        raise _stop(
+            f"--template-option is {text!r}, expected NAME=JSON, such as enable_thinking=false, depth=3 or "
+            "style='\"short\"'."
+        ) from None
 
 
 app.command()(train)

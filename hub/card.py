@@ -1,5 +1,6 @@
 """The model card of a published drafter. It travels with each checkpoint, so it needs the standard library only."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,6 +55,7 @@ def model_card(config: Any, repo_id: str | None = None, tags: Iterable[str] = ()
         "Target's hidden size, layers, vocabulary": (
             f"{config.hidden_size}, {config.num_target_layers}, {config.vocab_size}"
         ),
+        **_data_rows(config.training_data or {}),
     }
     usage = USAGE.format(
         title={"none": "DFlash"}.get(config.head_type, f"DFlash with the head `{config.head_type}`"),
@@ -64,3 +66,22 @@ def model_card(config: Any, repo_id: str | None = None, tags: Iterable[str] = ()
         table="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
     )
     return "\n".join(front) + "\n\n" + usage
+
+
+def _data_rows(data: dict[str, Any]) -> dict[str, str]:
+    """Table rows of a configuration's `training_data`."""
+    rows = {}
+    if "tokens" in data:
+        rows["Learned from"] = (
+            f"{data['tokens']:,} of the target's own tokens in {data.get('sequences', 0):,} sequences"
+        )
+    if data.get("revision"):
+        rows["Revision of that target"] = f"`{data['revision']}`"
+    if "template_options" in data:
+        options = data["template_options"]
+        said = ", ".join(f"`{name}={json.dumps(value)}`" for name, value in options.items())
+        rows["Chat template options"] = f"{said}; serve with the same" if said else "the template's defaults"
+    if data.get("decoding"):
+        temperature = data["decoding"].get("temperature")
+        rows["Answers were"] = f"sampled at temperature {temperature}" if temperature else "greedy"
+    return rows

@@ -65,6 +65,8 @@ class LiLiCorrConfig(PreTrainedConfig):
         draft_lengths: `"whole"` drafts whole blocks; `"adaptive"` lets greedy decoding on a CPU draft fewer tokens
             where that is faster. `num_assistant_tokens` and its schedule, given to `generate`, win over it.
         target_model: the target's name on the Hub, if it has one; for the model card only.
+        training_data: what the drafter learned from: counts, and where known the chat template's options (such as
+            `enable_thinking`), the target's revision and how its answers were decoded; for the model card only.
         lilicorr_format: version of this layout.
     """
 
@@ -96,6 +98,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         head_config: dict[str, Any] | None = None,
         draft_lengths: str = "whole",
         target_model: str | None = None,
+        training_data: dict[str, Any] | None = None,
         lilicorr_format: int = FORMAT_VERSION,
         **kwargs: Any,
     ) -> None:
@@ -125,6 +128,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         self.head_config = default_head_config(head_type, hidden_size) if head_config is None else head_config
         self.draft_lengths = draft_lengths
         self.target_model = target_model
+        self.training_data = training_data
         self.lilicorr_format = lilicorr_format
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)

@@ -1,6 +1,6 @@
 """Training text: JSONL rows of messages and the target's own answers, turned into token ids with a loss mask."""
 
-import json
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from .chat import Chat, Turn
+from .manifest import Manifest, check_template
+from .rows import check_messages, read_jsonl
+
 
 @dataclass
 class Example:
-    """One conversation: its prompt's ids, then the supervised answer's ids."""
+    """One training sequence: its token ids, and for each whether the target said it."""
 
     id: str
-    prompt_ids: list[int]
-    answer_ids: list[int]
+    input_ids: list[int]
+    loss_mask: list[bool]
 
     def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.answer_ids)
+        return len(self.input_ids)
 
 
 @dataclass
@@ -30,55 +34,6 @@ class Batch:
 
     input_ids: Tensor
     loss_mask: Tensor
-
-
-def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSONL file; blank lines are skipped.
-
-    Raises:
-        ValueError: for a line that is not a JSON object in UTF-8, naming file and line.
-    """
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except UnicodeDecodeError:
-                raise ValueError(f"{path} line {number} is not UTF-8 text; save the file as UTF-8.") from None
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path} line {number} is not valid JSON ({error.msg}); mend or remove it.") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path} line {number} holds {type(row).__name__}, expected one JSON object a line.")
-            yield row
-
-
-def check_messages(path: str | Path, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The `messages` of `row` (`[]` where it has none), if each is a mapping with `role` and `content` as text.
-
-    Raises:
-        ValueError: if one is not, naming file and row.
-    """
-    messages = row.get("messages") or []
-    for message in messages if isinstance(messages, list) else [messages]:
-        parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
-        if not all(_is_text(part) for part in parts):
-            raise ValueError(
-                f"{path}: row {row.get('id')!r} has a message {str(message)[:80]!r}, expected a list of messages, each "
-                'like {"role": "user", "content": "text"}; mend or remove the row.'
-            )
-    return messages
-
-
-def _is_text(value: Any) -> bool:
-    """Whether `value` is a string that UTF-8 can hold: half of a surrogate pair breaks tokenizers."""
-    return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode("utf-8")
-
-
-def prompt_token_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
-    """The chat template's ids of `messages` with the generation prompt appended."""
-    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def cut_loop(ids: list[int], limit: int, width: int = 4) -> list[int]:
@@ -98,37 +53,94 @@ def load_examples(
     max_length: int,
     loop_limit: int = 0,
 ) -> list[Example]:
-    """Read answers as `lilicorr regenerate` writes them: rows with `messages` (the last one the answer), `output_ids`.
+    """Read answers as `lilicorr regenerate` writes them: rows with `messages`, the last one an answer.
+
+    A row's `output_ids` are the exact ids of its last answer, `earlier_output_ids` those of the ones before; answers
+    before those are context only. Of a row without them every answer is read out of the rendered text.
+
+    Every answer is supervised in the context that the template gives it, with the options of the file's manifest. Where
+    that context begins with the conversation so far, token by token, the answers share one sequence; where the template
+    rewrites earlier turns (leaves their thinking out, say), each such answer is a sequence of its own.
 
     Args:
-        paths: JSONL files.
-        tokenizer: the target's; renders the prompt, and the answer where a row has no `output_ids`.
-        max_length: prompt and answer are cut to this many tokens together; prompts that leave no room are dropped.
+        paths: JSONL files; a manifest beside one says with which template options its answers were made.
+        tokenizer: the target's; renders the contexts, and the answers where a row has no `output_ids`.
+        max_length: sequences are cut to this many tokens; answers whose context leaves no room are dropped.
         loop_limit: cut an answer where a 4-gram stands this often (0: never).
 
     Raises:
-        ValueError: for a broken line, a row whose last message is no answer, or if nothing is left to train on.
+        ValueError: for a broken line, a row whose last message is no answer, a manifest of another chat template, a
+            template that leaves nothing to supervise, or if nothing is left to train on.
     """
-    examples = []
+    examples: list[Example] = []
+    untold, example_of_it = 0, ""
     for path in paths:
+        manifest = Manifest.beside(path)
+        chat = Chat(tokenizer, manifest.template_options if manifest else None)
+        if manifest:
+            check_template(path, manifest, chat)
         for row in read_jsonl(path):
-            messages = check_messages(path, row)
-            if len(messages) < 2 or messages[-1].get("role") != "assistant":
-                raise ValueError(
-                    f"{path}: row {row.get('id')!r} does not end with an assistant message; run `lilicorr regenerate`."
-                )
-            answer = row.get("output_ids")
-            if answer is None:
-                answer = tokenizer(messages[-1]["content"], add_special_tokens=False)["input_ids"]
-            if not isinstance(answer, list) or not all(type(token) is int and token >= 0 for token in answer):
-                raise ValueError(f"{path}: row {row.get('id')!r} has output_ids that are no token ids; regenerate it.")
-            prompt = prompt_token_ids(tokenizer, messages[:-1])
-            answer = cut_loop(answer, loop_limit)[: max(0, max_length - len(prompt))]
-            if len(answer) > 1:
-                examples.append(Example(str(row.get("id")), prompt, answer))
+            open_example: Example | None = None
+            for number, turn in enumerate(_turns(path, row, chat)):
+                if isinstance(turn, str):
+                    untold += 1
+                    example_of_it = example_of_it or f"{path}, row {row.get('id')!r}, is {turn[-1000:]!r}"
+                    continue
+                extended = _extend(open_example, turn, max_length, loop_limit)
+                if extended is None:
+                    name = str(row.get("id")) if number == 0 else f"{row.get('id')} (turn {number + 1})"
+                    extended = _extend(Example(name, [], []), turn, max_length, loop_limit)
+                    if extended is not None:
+                        examples.append(extended)
+                open_example = extended
+    if untold and not examples:
+        raise ValueError(
+            "The chat template leaves no token to supervise that is known to be the target's; give rows with "
+            f"output_ids, as `lilicorr regenerate` writes. The rendered text of {example_of_it}"
+        )
+    if untold:
+        said = f"{untold} answers are left out: which tokens the target said cannot be told. The rendered text of "
+        warnings.warn(said + example_of_it, stacklevel=2)
     if not examples:
         raise ValueError(f"No usable answer in {', '.join(map(str, paths))} within {max_length} tokens.")
     return examples
+
+
+def _turns(path: str | Path, row: dict[str, Any], chat: Chat) -> Iterator[Turn | str]:
+    """The answers of `row` in order; for one whose tokens cannot be told, the rendered text instead."""
+    messages = check_messages(path, row)
+    places = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
+    if not places or places[-1] != len(messages) - 1:
+        raise ValueError(
+            f"{path}: row {row.get('id')!r} does not end with an assistant message; run `lilicorr regenerate`."
+        )
+    known = [*(row.get("earlier_output_ids") or []), row.get("output_ids")]
+    if known == [None]:
+        known *= len(places)
+    if len(known) > len(places) or not all(ids is None or _are_ids(ids) for ids in known):
+        raise ValueError(f"{path}: row {row.get('id')!r} has output_ids that are no token ids; regenerate it.")
+    for place, ids in zip(places[-len(known) :], known, strict=True):
+        finished = place < len(messages) - 1 or row.get("finished") is not False
+        turn = chat.turn(messages[: place + 1], ids, finished)
+        yield turn if turn is not None else chat.render(messages[: place + 1])
+
+
+def _are_ids(ids: Any) -> bool:
+    return isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
+
+
+def _extend(example: Example | None, turn: Turn, max_length: int, loop_limit: int) -> Example | None:
+    """`example` continued in place by `turn`; `None` if its context is another or leaves no room for two tokens."""
+    if example is None or turn.prompt_ids[: len(example)] != example.input_ids:
+        return None
+    answer = cut_loop(turn.answer_ids, loop_limit)[: max(0, max_length - len(turn.prompt_ids))]
+    said = turn.supervised[: len(answer)]
+    if sum(said) < 2:
+        return None
+    gap = turn.prompt_ids[len(example) :]
+    example.input_ids += gap + answer
+    example.loss_mask += [False] * len(gap) + said
+    return example
 
 
 def batches(examples: Sequence[Example], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
@@ -150,7 +162,6 @@ def collate(examples: Sequence[Example], pad_id: int = 0) -> Batch:
     input_ids = torch.full((len(examples), length), pad_id, dtype=torch.long)
     loss_mask = torch.zeros(len(examples), length, dtype=torch.bool)
     for row, example in enumerate(examples):
-        ids = example.prompt_ids + example.answer_ids
-        input_ids[row, : len(ids)] = torch.tensor(ids)
-        loss_mask[row, len(example.prompt_ids) : len(ids)] = True
+        input_ids[row, : len(example)] = torch.tensor(example.input_ids)
+        loss_mask[row, : len(example)] = torch.tensor(example.loss_mask)
     return Batch(input_ids, loss_mask)

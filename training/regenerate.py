@@ -1,147 +1,166 @@
-"""Have the target answer prompts greedily, so that a drafter learns what its target really says."""
+"""Have the target answer prompts, so that a drafter learns what its target really says."""
 
-import json
-from collections.abc import Sequence
+import hashlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import GenerationConfig
+from transformers import AutoTokenizer
 
-from .data import check_messages, prompt_token_ids, read_jsonl
+from .answers import AnswersFile
+from .chat import Chat
+from .decode import Decoding, Dialogue, TargetAnswers
+from .endpoint import Endpoint, EndpointAnswers
+from .manifest import Manifest, manifest_path
+from .prompts import Source, read_conversations
 from .target import load_target
 
-_FIRST_BYTES = b'{"id": '  # of every answer
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+@dataclass
+class Outcome:
+    """What one run added: conversations, answers, their tokens, and the seconds it took.
+
+    `skipped` conversations got no answer; `note` says why for the first that was skipped or cut short.
+    """
+
+    rows: int = 0
+    turns: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    note: str = ""
 
 
 def regenerate(
     target: str,
-    prompts: Sequence[str],
+    source: Source,
     output: str,
-    max_new_tokens: int = 256,
+    decoding: Decoding | None = None,
+    template_options: Mapping[str, Any] | None = None,
     batch_size: int = 32,
-    limit: int = 0,
     dtype: str = "bfloat16",
-) -> int:
-    """Answer the first user turn of every prompt; returns how many answers were added to `output`.
+    endpoint: Endpoint | None = None,
+) -> Outcome:
+    """Answer every user message of every conversation, in order: a later answer's context holds the earlier ones.
 
-    Rows are appended as they are made, with `id`, `source`, `domain`, `messages`, `output_ids` (the answer's exact ids)
-    and `finished` (false: cut at `max_new_tokens`). A run started again answers only what is missing; a torn last line
-    is removed first.
+    Rows are appended as conversations end, with `id`, `source`, `domain`, `messages`, `finished` (false: the last
+    answer was cut, which ends a conversation), and the answers' exact ids: `output_ids` of the last and, where there
+    are several, `earlier_output_ids`. A server gives no ids, but `tokens`, their number, and `finish_reason`. A
+    manifest is kept beside `output`. A run started again answers only what is missing; a torn last line is removed
+    first.
 
     Args:
-        target: folder or Hub id.
-        prompts: JSONL files of rows with `id` and `messages` (system and user turns).
+        target: folder or Hub id; with an `endpoint` only its tokenizer is read.
+        source: the conversations.
         output: JSONL file to append to.
-        max_new_tokens: longest answer, in tokens; batch_size: prompts decoded together.
-        limit: answer only this many of the prompts (0: all); dtype: the target's, as torch spells it.
+        decoding: greedy unless told otherwise.
+        template_options: what the chat template is given beside the messages, such as `enable_thinking`.
+        batch_size: prompts decoded together; dtype: the target's, as torch spells it.
+        endpoint: a server that answers instead.
 
     Raises:
-        ValueError: for a broken line, a row without `id` or user message, two prompts of one `id`, an `output` that
-            holds anything but answers (it is left as it is), or a target that cannot be loaded.
+        ValueError: for prompts, settings or a target that cannot be used, an `output` that holds anything but answers
+            or answers made otherwise (it is left as it is), a server that fails, or if every prompt had to be skipped.
     """
-    wanted = [(_key(path, row), _first_turn(path, row), row) for path in prompts for row in read_jsonl(path)]
-    turns: dict[str, list[dict[str, str]]] = {}
-    for key, messages, _ in wanted:
-        if turns.setdefault(key, messages) != messages:
-            raise ValueError(f"Two different prompts have the id {key!r}; give every prompt its own.")
-    done = _finished_ids(Path(output))
-    wanted = [item for item in wanted[: limit or None] if item[0] not in done]
-    if not wanted:
-        return 0
-    loaded: tuple[Any, Any] = load_target(target, dtype)
+    decoding = decoding or Decoding()
+    decoding.validate()
+    if endpoint:
+        endpoint.validate()
+    conversations = read_conversations(source)
+    kept = AnswersFile(Path(output))
+    loaded: tuple[Any, Any] = (None, _tokenizer(target)) if endpoint else load_target(target, dtype)
     model, tokenizer = loaded
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    eos = model.generation_config.eos_token_id
-    stops = set(eos if isinstance(eos, list) else [eos])
-    settings = GenerationConfig(
-        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=tokenizer.pad_token_id
+    chat = Chat(tokenizer, template_options)
+    engine: dict[str, Any] = {"endpoint_model": endpoint.model} if endpoint else {"dtype": dtype}
+    manifest = Manifest(
+        target=target,
+        revision=None if endpoint else revision(target, model),
+        template_sha256=chat.digest,
+        template_options=chat.options,
+        decoding={**asdict(decoding), "max_turns": source.max_turns, **engine},
     )
-    encoded = [(prompt_token_ids(tokenizer, item[1]), item) for item in wanted]
-    encoded.sort(key=lambda pair: len(pair[0]))  # a batch of like lengths wastes little padding
+    _check_manifest(output, manifest, bool(kept.ids))
+    kept.mend()
+    missing = [conversation for conversation in conversations if conversation.id not in kept.ids]
+    answers: Any
+    if endpoint:
+        answers = EndpointAnswers(endpoint, chat, decoding)
+    else:
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        answers = TargetAnswers(model, chat, decoding, batch_size)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    with open(output, "a", encoding="utf-8") as answers, tqdm(total=len(encoded), unit="answer") as bar:
-        for start in range(0, len(encoded), batch_size):
-            group = encoded[start : start + batch_size]
-            inputs = tokenizer.pad({"input_ids": [ids for ids, _ in group]}, return_tensors="pt").to(model.device)
-            with torch.inference_mode():
-                rows = model.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
-            for row, (_, (key, messages, source)) in zip(rows.tolist(), group, strict=True):
-                ids, finished = _until_stop(row, stops)
-                text = tokenizer.decode(ids[:-1] if finished else ids)
-                answer = {
-                    "id": key,
-                    "source": source.get("source"),
-                    "domain": source.get("domain"),
-                    "messages": [*messages, {"role": "assistant", "content": text}],
-                    "output_ids": ids,
-                    "finished": finished,
-                }
-                answers.write(json.dumps(answer, ensure_ascii=False) + "\n")
-            answers.flush()
-            bar.update(len(group))
-    return len(encoded)
-
-
-def _key(path: str, row: dict[str, Any]) -> str:
-    if row.get("id") is None:
-        raise ValueError(f"{path}: a row has no `id`, so it could not be resumed; give every prompt its own.")
-    return str(row["id"])
-
-
-def _first_turn(path: str, row: dict[str, Any]) -> list[dict[str, str]]:
-    """The messages up to and including the first user turn."""
-    kept: list[dict[str, str]] = []
-    for message in check_messages(path, row):
-        kept.append({"role": message["role"], "content": message["content"]})
-        if message["role"] == "user":
-            return kept
-    raise ValueError(f"{path}: row {row.get('id')!r} has no user message; every prompt needs one.")
-
-
-def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], bool]:
-    """`ids` through the first stop token, and whether there was one."""
-    for place, token in enumerate(ids):
-        if token in stops:
-            return ids[: place + 1], True
-    return ids, False
-
-
-def _finished_ids(output: Path) -> set[str]:
-    """Ids already answered in `output`; what a kill left of a last line is cut off the file.
-
-    Nothing is cut off a file that holds anything but answers, such as the prompts given as output by mistake.
-    """
-    if not output.exists():
-        return set()
-    foreign = f"{output} holds something else than answers of `lilicorr regenerate`; name another output."
-    content = output.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    torn = content[whole:]
-    rows = [_row(line) for line in content[:whole].splitlines() if line.strip()]
-    if _row(torn) is not None:  # only its line break is missing
-        rows.append(_row(torn))
-    elif torn[: len(_FIRST_BYTES)] != _FIRST_BYTES[: len(torn)]:
-        raise ValueError(foreign)
-    if any(row is None or "id" not in row or "output_ids" not in row for row in rows):
-        raise ValueError(foreign)
-    if torn:
-        with open(output, "rb+") as answers:
-            answers.truncate(whole)
-            if _row(torn) is not None:
-                answers.seek(whole)
-                answers.write(torn + b"\n")
-    return {str(row["id"]) for row in rows if row is not None}
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in `line`, or `None`."""
+    manifest.counts = kept.counts()
+    manifest.save_beside(output)  # before the first answer, so that none is ever without
     try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
+        return _write(answers(missing), len(missing), kept)
+    finally:
+        manifest.counts = kept.counts()
+        manifest.save_beside(output)
+
+
+def _write(dialogues: Iterable[Dialogue], total: int, kept: AnswersFile) -> Outcome:
+    outcome, began = Outcome(), time.monotonic()
+    with kept.appending() as append, tqdm(total=total, unit="row") as bar:
+        for dialogue in dialogues:
+            outcome.seconds = time.monotonic() - began
+            if dialogue.skipped:
+                outcome.skipped += not dialogue.answers
+                outcome.note = outcome.note or f"{dialogue.conversation.id!r}: {dialogue.skipped}"
+            if dialogue.answers:
+                append(dialogue)
+                outcome.rows += 1
+                outcome.turns += len(dialogue.answers)
+                outcome.tokens += sum(answer.tokens for answer in dialogue.answers)
+            bar.set_postfix_str(f"{outcome.tokens / max(outcome.seconds, 1e-9):.0f} tok/s", refresh=False)
+            bar.update()
+    if outcome.skipped and not kept.ids:
+        raise ValueError(f"None of {outcome.skipped} prompts could be answered; the first, {outcome.note}.")
+    return outcome
+
+
+def revision(target: str, model: Any) -> str:
+    """The commit that `model` was loaded from, or a digest of the weight files in the folder `target`."""
+    commit = getattr(model.config, "_commit_hash", None)
+    if commit:
+        return str(commit)
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in WEIGHTS for path in Path(target).glob(pattern)}):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _tokenizer(target: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(target)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"The tokenizer of {target} could not be loaded ({' '.join(str(error).split())}); name the folder or "
+            "repository of the target that the endpoint serves."
+        ) from error
+
+
+def _check_manifest(output: str, manifest: Manifest, has_answers: bool) -> None:
+    """Raise a `ValueError` if `output` holds answers that were made otherwise."""
+    if not has_answers:
+        return
+    kept = Manifest.beside(output)
+    if kept is None:
+        raise ValueError(
+            f"{output} holds answers but {manifest_path(output).name} is missing, which says how they were made; name "
+            "another output."
+        )
+    unlike = kept.differences(manifest)
+    if unlike:
+        raise ValueError(
+            f"{output} holds answers made with another {', '.join(unlike)} (see {manifest_path(output).name}); name "
+            "another output."
+        )

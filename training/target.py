@@ -68,7 +68,7 @@ class TargetStates:
         """Taps `[batch, S, taps * d]` and last states `[batch, S, d]` of `batch`, collated from `examples`."""
         if self.folder is None:
             return target_pass(self.target, batch.input_ids.to(self.target.device), self.layer_ids)
-        rows = [self._kept(example.prompt_ids + example.answer_ids) for example in examples]
+        rows = [self._kept(example.input_ids) for example in examples]
         taps, last = (pad_sequence(list(states), batch_first=True) for states in zip(*rows, strict=True))
         return taps, last
 

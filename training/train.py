@@ -23,6 +23,7 @@ from .data import Example, collate, load_examples
 from .interruption import Interrupted, Signals
 from .layers import apply_layer_options
 from .log import StepLog
+from .manifest import training_data
 from .objective import JointObjective
 from .optimizer import build_optimizer, rate_share, set_rates
 from .processes import add_up, prepare, start_accelerator
@@ -79,10 +80,14 @@ def train(settings: TrainSettings) -> Path:
         accelerator.process_index,
     )
     drafter = build_drafter(settings, target, len(tokenizer))
+    tokens = sum(sum(example.loss_mask) for example in examples)
+    drafter.config.training_data = training_data(settings.data, {"sequences": len(examples), "tokens": tokens})
     apply_layer_options(drafter, settings)
     joint = JointObjective(drafter, target, settings.objective, settings.blocks_together)
     folder = Path(settings.states) if settings.states else None
     states = TargetStates(target, drafter.config.target_layer_ids, folder)
+    if folder and accelerator.is_main_process:
+        tqdm.write(states.plan([example.input_ids for example in examples]))
     wrapped, optimizer = prepare(accelerator, joint, build_optimizer(drafter, settings))
     total = total_steps(settings, schedule.steps_an_epoch)
     run = Run(settings, accelerator, joint, wrapped, optimizer, states, schedule, StepLog(output), total)

@@ -4,11 +4,13 @@ from dataclasses import asdict
 import pytest
 import torch
 import yaml
+from lilicorr.training.decode import Decoding
 from lilicorr.training.losses import Objective
+from lilicorr.training.prompts import Source
 from lilicorr.training.regenerate import regenerate
 from lilicorr.training.settings import TrainSettings
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = ["<pad>", "<s>", "</s>", "<mask>", "user", "assistant", ":"] + [f"w{i}" for i in range(57)]
 TEMPLATE = (
@@ -46,6 +48,44 @@ def target_folder(tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def ending_target(target_folder, tmp_path_factory):
+    """The same target, but half of its vocabulary ends an answer, so that most answers end by themselves."""
+    folder = tmp_path_factory.mktemp("ending")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(target_folder), AutoTokenizer.from_pretrained(target_folder)
+    model.generation_config.eos_token_id = [2, *range(30, 60)]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def word_tokenizer():
+    """Makes a word tokenizer with the given chat template."""
+
+    def make(template):
+        words = [
+            "<pad>",
+            "</s>",
+            "<think>",
+            "</think>",
+            "system",
+            "user",
+            "assistant",
+            ":",
+            *(f"w{i}" for i in range(20)),
+        ]
+        tokens = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+        tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=tokens, eos_token="</s>", pad_token="<pad>", unk_token="<pad>"
+        )
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return make
+
+
 @pytest.fixture
 def prompt_file(tmp_path):
     """Twelve prompts of different lengths."""
@@ -69,7 +109,8 @@ def answers(tmp_path_factory, target_folder):
     folder = tmp_path_factory.mktemp("answers")
     rows = [{"id": f"p{i}", "messages": [{"role": "user", "content": f"w{i} w{2 * i} w{3 * i}"}]} for i in range(16)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    regenerate(target_folder, [str(folder / "prompts.jsonl")], str(folder / "answers.jsonl"), 24, dtype="float32")
+    prompts, output = Source([str(folder / "prompts.jsonl")]), str(folder / "answers.jsonl")
+    regenerate(target_folder, prompts, output, Decoding(max_new_tokens=24), dtype="float32")
     return str(folder / "answers.jsonl")
 
 

@@ -2,27 +2,45 @@ import json
 
 import pytest
 import torch
-from lilicorr.training.data import prompt_token_ids, read_jsonl
+from lilicorr.cli import app
+from lilicorr.training.chat import Chat
+from lilicorr.training.decode import Decoding
+from lilicorr.training.manifest import Manifest
+from lilicorr.training.prompts import Source
 from lilicorr.training.regenerate import regenerate
+from lilicorr.training.rows import read_jsonl
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 
-def run(target_folder, prompts, output, **changes):
-    settings = {"max_new_tokens": 10, "dtype": "float32"} | changes
-    return regenerate(target_folder, [str(prompts)], str(output), **settings)
+def run(
+    target_folder, prompts, output, limit=0, max_turns=0, max_new_tokens=10, max_context=0, temperature=0.0, **changes
+):
+    decoding = Decoding(max_new_tokens, max_context, temperature)
+    source = Source([str(prompts)], limit=limit, max_turns=max_turns)
+    return regenerate(target_folder, source, str(output), decoding, **({"dtype": "float32"} | changes)).rows
+
+
+def pair(folder):
+    return AutoModelForCausalLM.from_pretrained(folder), Chat(AutoTokenizer.from_pretrained(folder))
+
+
+def alone(model, chat, messages, tokens=10):
+    prompt = torch.tensor([chat.prompt_ids(messages)])
+    said = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False)
+    return said[0, prompt.shape[1] :].tolist()
 
 
 def test_answers_equal_plain_generate_prompt_by_prompt(target_folder, prompt_file, tmp_path):
     output = tmp_path / "answers.jsonl"
     assert run(target_folder, prompt_file, output, batch_size=5) == 12
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(target_folder), AutoTokenizer.from_pretrained(target_folder)
+    model, chat = pair(target_folder)
     rows = list(read_jsonl(output))
     assert {row["id"] for row in rows} == {f"p{i}" for i in range(12)}
     for row in rows:
-        prompt = torch.tensor([prompt_token_ids(tokenizer, row["messages"][:-1])])
-        alone = model.generate(prompt, max_new_tokens=10, do_sample=False)[0, prompt.shape[1] :].tolist()
-        assert row["output_ids"] == alone
-        assert row["finished"] == (alone[-1] == 2)
+        said = alone(model, chat, row["messages"][:-1])
+        assert row["output_ids"] == said
+        assert row["finished"] == (said[-1] == 2)
         assert row["messages"][-1]["role"] == "assistant" and row["domain"] == "chat"
 
 
@@ -38,14 +56,106 @@ def test_a_killed_run_resumes_without_repeats_and_drops_the_torn_line(target_fol
     assert run(target_folder, prompt_file, output) == 0
 
 
-def test_only_the_first_user_turn_is_answered_and_the_system_turn_kept(target_folder, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    turns = [("system", "w9"), ("user", "w1"), ("user", "w2")]
-    messages = [{"role": role, "content": text} for role, text in turns]
-    prompts.write_text(json.dumps({"id": "m", "messages": messages}))
-    run(target_folder, prompts, tmp_path / "out.jsonl")
-    (row,) = read_jsonl(tmp_path / "out.jsonl")
-    assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant"]
+def conversations(path, count=9):
+    """Conversations of one to three user turns, some with what another model once answered."""
+    rows = []
+    for i in range(count):
+        messages = [{"role": "system", "content": f"w{i}"}]
+        for turn in range(1 + i % 3):
+            messages.append({"role": "user", "content": " ".join(f"w{(i + turn + j) % 57}" for j in range(1 + i % 4))})
+            if i % 2:
+                messages.append({"role": "assistant", "content": "w50 w51"})
+        rows.append({"id": f"c{i}", "messages": messages})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_every_turn_is_answered_in_the_context_of_the_answers_before(ending_target, tmp_path):
+    output = tmp_path / "out.jsonl"
+    assert run(ending_target, conversations(tmp_path / "prompts.jsonl"), output, batch_size=4, max_new_tokens=40) == 9
+    model, chat = pair(ending_target)
+    turns = {}
+    for row in read_jsonl(output):
+        ids = [*row.get("earlier_output_ids", []), row["output_ids"]]
+        places = [i for i, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        assert row["messages"][0]["role"] == "system" and len(places) == len(ids)
+        for place, said in zip(places, ids, strict=True):
+            assert said == alone(model, chat, row["messages"][:place], 40)
+            assert row["messages"][place]["content"] == chat.tokenizer.decode(said[:-1])
+        turns[row["id"]] = len(ids)
+    assert turns == {f"c{i}": 1 + i % 3 for i in range(9)}
+    manifest = Manifest.beside(output)
+    assert manifest.counts["rows"] == 9 and manifest.counts["turns"] == 18 and manifest.counts["finished"] == 1
+    assert manifest.counts["tokens"] == sum(
+        len(ids) for row in read_jsonl(output) for ids in [row["output_ids"], *row.get("earlier_output_ids", [])]
+    )
+
+
+def test_an_answer_cut_off_ends_its_conversation(target_folder, tmp_path):
+    output = tmp_path / "out.jsonl"
+    run(target_folder, conversations(tmp_path / "prompts.jsonl"), output, max_new_tokens=1)
+    rows = list(read_jsonl(output))
+    assert not any(row["finished"] for row in rows) and all("earlier_output_ids" not in row for row in rows)
+    assert all([m["role"] for m in row["messages"]] == ["system", "user", "assistant"] for row in rows)
+
+
+def test_max_turns_and_max_context_bound_a_conversation(ending_target, tmp_path):
+    prompts, output = conversations(tmp_path / "prompts.jsonl"), tmp_path / "out.jsonl"
+    run(ending_target, prompts, output, max_turns=1)
+    assert all("earlier_output_ids" not in row for row in read_jsonl(output))
+    run(ending_target, prompts, tmp_path / "short.jsonl", max_context=12)
+    chat = pair(ending_target)[1]
+    for row in read_jsonl(tmp_path / "short.jsonl"):
+        assert len(chat.prompt_ids(row["messages"][:-1])) + len(row["output_ids"]) <= 12
+    with pytest.raises(ValueError, match="None of 9 prompts could be answered; the first, 'c0': its prompt of 10"):
+        run(ending_target, prompts, tmp_path / "none.jsonl", max_context=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_new_tokens": 9}, "another max_new_tokens"),
+        ({"temperature": 1.0}, "another temperature"),
+        ({"template_options": {"enable_thinking": False}}, "another template options"),
+        ({"dtype": "bfloat16"}, "another dtype"),
+    ],
+)
+def test_answers_made_otherwise_are_not_mixed(target_folder, prompt_file, tmp_path, changes, said):
+    output = tmp_path / "out.jsonl"
+    run(target_folder, prompt_file, output, limit=2)
+    content = output.read_text()
+    with pytest.raises(ValueError, match=rf"out\.jsonl holds answers made with {said} .*name another output"):
+        run(target_folder, prompt_file, output, **changes)
+    assert output.read_text() == content
+
+
+def test_another_target_or_a_missing_manifest_is_refused(target_folder, ending_target, prompt_file, tmp_path):
+    output = tmp_path / "out.jsonl"
+    run(target_folder, prompt_file, output, limit=2)
+    manifest = Manifest.beside(output)
+    assert manifest.revision.startswith("sha256:") and manifest.decoding["dtype"] == "float32"
+    Manifest(**(vars(manifest) | {"revision": "sha256:0"})).save_beside(output)
+    with pytest.raises(ValueError, match="made with another target"):
+        run(target_folder, prompt_file, output)
+    (tmp_path / "out.jsonl.manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="is no manifest"):
+        run(target_folder, prompt_file, output)
+    (tmp_path / "out.jsonl.manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"out\.jsonl\.manifest\.json is missing"):
+        run(target_folder, prompt_file, output)
+
+
+def test_the_command_writes_answers_and_tells_what_it_made(target_folder, prompt_file, tmp_path):
+    arguments = ["regenerate", str(prompt_file), "--output", str(tmp_path / "out.jsonl"), "--target", target_folder]
+    options = ["--max-new-tokens", "6", "--temperature", "0.7", "--top-p", "0.9", "--template-option", "a=[1]"]
+    result = CliRunner().invoke(app, [*arguments, *options, "--dtype", "float32"])
+    assert result.exit_code == 0, result.output
+    assert "12 answers in 12 rows added to" in result.output and "tokens/s" in result.output
+    manifest = Manifest.beside(tmp_path / "out.jsonl")
+    assert manifest.template_options == {"a": [1]} and manifest.decoding["temperature"] == 0.7
+    for wrong in ("a", "a=False", "=1"):
+        result = CliRunner().invoke(app, [*arguments, "--template-option", wrong])
+        assert result.exit_code == 1 and "expected NAME=JSON" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

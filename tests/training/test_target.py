@@ -8,7 +8,10 @@ from lilicorr.training.target import TargetStates
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-EXAMPLES = [Example("a", [5, 6, 7], [8, 9]), Example("b", [5, 9], [10, 11, 12, 13])]
+EXAMPLES = [
+    Example("a", [5, 6, 7, 8, 9], [False] * 3 + [True] * 2),
+    Example("b", [5, 9, 10, 11, 12, 13], [False] * 2 + [True] * 4),
+]
 
 
 @pytest.fixture

@@ -1,0 +1,104 @@
+"""The file of answers: one JSON object a line, appended to, read back when a run goes on."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .decode import Dialogue
+
+FIRST_BYTES = b'{"id": '  # of every answer
+
+
+class AnswersFile:
+    """Answers of `lilicorr regenerate` in `path`, which need not exist yet; `ids` are those of its rows.
+
+    Raises:
+        ValueError: if it holds anything else, such as the prompts given by mistake.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ids: set[str] = set()
+        self.turns = self.tokens = self.finished = 0
+        self.whole, self.tail, self.tail_is_torn = 0, b"", False
+        if not path.exists():
+            return
+        with open(path, "rb") as lines:
+            for line in lines:
+                row = _row(line)
+                if line.endswith(b"\n"):
+                    self.whole += len(line)
+                else:
+                    self.tail = line
+                    self.tail_is_torn = row is None and line[: len(FIRST_BYTES)] == FIRST_BYTES[: len(line)]
+                if line.strip() and not self.tail_is_torn:
+                    self._count(row)
+
+    def mend(self) -> None:
+        """Cut off what a kill left of a last line; one that lost only its line break gets it back."""
+        if not self.tail:
+            return
+        with open(self.path, "rb+") as file:
+            file.truncate(self.whole)
+            if not self.tail_is_torn:
+                file.seek(self.whole)
+                file.write(self.tail + b"\n")
+
+    @contextmanager
+    def appending(self) -> Iterator[Callable[[Dialogue], None]]:
+        """Hands out a function that writes one conversation through to the file."""
+        with open(self.path, "a", encoding="utf-8") as file:
+
+            def append(dialogue: Dialogue) -> None:
+                row = _row_of(dialogue)
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+                self._count(row)
+
+            yield append
+
+    def counts(self) -> dict[str, float]:
+        """Rows, turns (answers), their tokens, and the share of rows whose last answer the target itself ended."""
+        rows = len(self.ids)
+        share = round(self.finished / rows, 4) if rows else 0.0
+        return {"rows": rows, "turns": self.turns, "tokens": self.tokens, "finished": share}
+
+    def _count(self, row: dict[str, Any] | None) -> None:
+        messages = row.get("messages") if row else None
+        if row is None or not {"id", "finished"} <= row.keys() or not isinstance(messages, list):
+            raise ValueError(
+                f"{self.path} holds something else than answers of `lilicorr regenerate`; name another output."
+            )
+        self.ids.add(str(row["id"]))
+        self.turns += sum(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
+        ids = [row.get("output_ids") or [], *(row.get("earlier_output_ids") or [])]
+        self.tokens += row.get("tokens") or sum(map(len, ids))
+        self.finished += bool(row["finished"])
+
+
+def _row_of(dialogue: Dialogue) -> dict[str, Any]:
+    """Its row; with the answers' ids where they are known, else with what a server says of them."""
+    answers = dialogue.answers
+    row = {
+        "id": dialogue.conversation.id,
+        **dialogue.conversation.labels,
+        "messages": dialogue.messages,
+        "finished": answers[-1].finished,
+    }
+    ids = [answer.ids for answer in answers]
+    if ids[-1] is None:
+        tokens = sum(answer.tokens for answer in answers)
+        return {**row, "tokens": tokens, "finish_reason": answers[-1].finish_reason}
+    earlier = {"earlier_output_ids": ids[:-1]} if ids[:-1] else {}
+    return {**row, "output_ids": ids[-1], **earlier}
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in `line`, or `None`."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

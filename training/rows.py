@@ -1,0 +1,49 @@
+"""Rows of conversations: JSONL files read line by line, their messages checked."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Rows of a JSONL file; blank lines are skipped.
+
+    Raises:
+        ValueError: for a line that is not a JSON object in UTF-8, naming file and line.
+    """
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError:
+                raise ValueError(f"{path} line {number} is not UTF-8 text; save the file as UTF-8.") from None
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path} line {number} is not valid JSON ({error.msg}); mend or remove it.") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path} line {number} holds {type(row).__name__}, expected one JSON object a line.")
+            yield row
+
+
+def check_messages(path: str | Path, row: dict[str, Any], column: str = "messages") -> list[dict[str, Any]]:
+    """`row[column]` (`[]` where it has none), if each is a mapping with `role` and `content` as text.
+
+    Raises:
+        ValueError: if one is not, naming file and row.
+    """
+    messages = row.get(column) or []
+    for message in messages if isinstance(messages, list) else [messages]:
+        parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
+        if not all(is_text(part) for part in parts):
+            raise ValueError(
+                f"{path}: row {row.get('id')!r} has a message {str(message)[:80]!r}, expected a list of messages, each "
+                'like {"role": "user", "content": "text"}; mend or remove the row.'
+            )
+    return messages
+
+
+def is_text(value: Any) -> bool:
+    """Whether `value` is a string that UTF-8 can hold: half of a surrogate pair breaks tokenizers."""
+    return isinstance(value, str) and value == value.encode("utf-8", "ignore").decode("utf-8")

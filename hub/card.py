@@ -72,9 +72,7 @@ def _data_rows(data: dict[str, Any]) -> dict[str, str]:
     """Table rows of a configuration's `training_data`."""
     rows = {}
     if "tokens" in data:
-        rows["Learned from"] = (
-            f"{data['tokens']:,} of the target's own tokens in {data.get('sequences', 0):,} sequences"
-        )
+        rows["Learned from"] = f"{data['tokens']:,} tokens of answers in {data.get('sequences', 0):,} sequences"
     if data.get("revision"):
         rows["Revision of that target"] = f"`{data['revision']}`"
     if "template_options" in data:

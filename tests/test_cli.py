@@ -184,3 +184,12 @@ def test_regenerate_names_a_missing_file(tmp_path):
 def test_an_empty_prompt_without_a_template_is_one_sentence(folders):
     result = generate("--prompt", "", "--device", "cpu", target=folders / "target", drafter=folders / "none")
     assert_one_sentence(result, "has no tokens")
+
+
+def test_regenerate_needs_a_chat_template(folders, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "prompt": "x"}')
+    arguments = ["regenerate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o"), "--target"]
+    assert_one_sentence(runner.invoke(app, [*arguments, str(folders / "target")]), "has no chat template")
+    assert not (tmp_path / "o").exists()
+    wrong = ["x", "--top-k", "5"]
+    assert_one_sentence(runner.invoke(app, [*arguments, *wrong]), "need a temperature above 0")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import EntryNotFoundError
-from lilicorr import LiLiCorrModel
+from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.hub.card import model_card
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils.hub import PushToHubMixin
@@ -84,6 +84,18 @@ def test_row_43_the_card_pins_a_commit():
     assert (data.library_name, data.license, data.base_model) == ("transformers", "apache-2.0", "org/target")
     assert "lilicorr" in data.tags
     assert ModelCard(model_card(tiny_config())).data.base_model is None
+
+
+def test_row_55_the_card_tells_the_thinking_mode_and_the_data(tmp_path):
+    data = {"tokens": 1234567, "sequences": 890, "revision": "abc", "template_options": {"enable_thinking": False}}
+    config = tiny_config(training_data={**data, "decoding": {"temperature": 0.7}})
+    card = model_card(config)
+    assert "| Chat template options | `enable_thinking=false`; serve with the same |" in card
+    assert "1,234,567 tokens of answers in 890 sequences" in card and "sampled at temperature 0.7" in card
+    config.save_pretrained(tmp_path)
+    assert LiLiCorrConfig.from_pretrained(tmp_path).training_data == config.training_data
+    assert "Learned from" not in model_card(tiny_config())
+    assert "the template's defaults" in model_card(tiny_config(training_data={"template_options": {}}))
 
 
 def test_row_44_push_uploads_the_repository_and_nothing_else(hub):

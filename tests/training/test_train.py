@@ -26,6 +26,8 @@ def test_training_lowers_the_loss_and_writes_a_loadable_checkpoint(tmp_path, mak
     assert log[-1]["walk_length"] >= 1 and log[-1]["oracle_length"] >= log[-1]["walk_length"]
     drafter = LiLiCorrModel.from_pretrained(finished)
     assert drafter.dtype == torch.bfloat16 and drafter.config.head_type == "lilicorr"
+    data = drafter.config.training_data
+    assert data["sequences"] == 16 and data["tokens"] > 0 and data["template_options"] == {}
 
 
 def test_warm_start_takes_the_backbone_of_another_head(tmp_path, make_settings):

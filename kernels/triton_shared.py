@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-triton: Any
-tl: Any
 try:
     import triton
     import triton.language as tl
 except ImportError:
-    triton = tl = None
+    triton = tl = None  # type: ignore[assignment]
 
 
 def jit(function: Any) -> Any:

@@ -114,7 +114,7 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tup
     """Weights and moments by name, as this process holds them."""
     for name, tensor in model.state_dict().items():
         yield f"model.{name}", tensor
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, moments in optimizer.state.items():
         for key, value in moments.items():
             yield f"optimizer.{names[parameter]}.{key}", value

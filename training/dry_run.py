@@ -96,7 +96,7 @@ def render(example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
     parts, start = [], 0
     for end in range(1, len(ids) + 1):
         if end == len(ids) or mask[end] != mask[start]:
-            text = tokenizer.decode(ids[start:end], skip_special_tokens=False)
+            text = str(tokenizer.decode(ids[start:end], skip_special_tokens=False))
             parts.append(f"{OPEN}{text}{CLOSE}" if mask[start] else text)
             start = end
     return "".join(parts)

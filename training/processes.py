@@ -66,7 +66,7 @@ def prepare(accelerator: Accelerator, joint: JointObjective, optimizer: torch.op
 def add_up(accelerator: Accelerator, passed: list[dict[str, Tensor]], flags: dict[str, float]) -> dict[str, Tensor]:
     """Sums over micro-batches and processes, of scalars and of `[slots]`, in one message; no gradient (fp32)."""
     names, first = list(passed[0]), passed[0]
-    parts = [sum(sums[name].detach().float() for sums in passed).reshape(-1) for name in names]
+    parts = [torch.stack([sums[name].detach().float() for sums in passed]).sum(dim=0).reshape(-1) for name in names]
     message = torch.cat([*parts, torch.tensor(list(flags.values()), device=parts[0].device)])
     if accelerator.num_processes > 1:
         message = accelerator.reduce(message, "sum")

@@ -1,11 +1,13 @@
 """`report.md` of a run: what `log.jsonl` says, in a table and in plots. Made anew from the log at any time."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .log import LOG_FILE, read_log
+
+Curve = tuple[Sequence[float], Sequence[float]]  # steps or slots, and values
 
 LOSSES = ("dflash", "cross_entropy", "distractor", "margin")
 LENGTHS = ("argmax", "walk", "oracle")
@@ -71,7 +73,7 @@ def _plots(output: Path, lines: list[dict[str, Any]]) -> str:
     steps = [line["step"] for line in lines]
     drawn = []
 
-    def draw(name: str, title: str, x_label: str, curves: dict[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+    def draw(name: str, title: str, x_label: str, curves: Mapping[str, Curve]) -> None:
         if not curves:
             return
         figure = Figure(figsize=(7, 4), layout="constrained")
@@ -83,7 +85,7 @@ def _plots(output: Path, lines: list[dict[str, Any]]) -> str:
         figure.savefig(folder / f"{name}.png", dpi=110)
         drawn.append(f"![{title}](report/{name}.png)")
 
-    def over_steps(names: dict[str, str]) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+    def over_steps(names: dict[str, str]) -> dict[str, Curve]:
         return {label: (steps, [line[n] for line in lines]) for label, n in names.items() if all(n in x for x in lines)}
 
     draw("losses", "Losses", "step", over_steps({name.replace("_", " "): name for name in LOSSES}))

@@ -23,7 +23,8 @@ def build_optimizer(drafter: LiLiCorrModel, settings: TrainSettings) -> torch.op
         {"params": head, "weight_decay": settings.head_weight_decay, "peak": settings.head_learning_rate},
     ]
     betas = (settings.betas[0], settings.betas[1])
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas)
+    # One kernel a parameter: on two CPU cores the optimiser takes a third of the time.
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, fused=True)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, share: float) -> None:

@@ -32,9 +32,11 @@ class _TopKNormaliser(torch.autograd.Function):
             normalisers.append(normaliser)
             indices.append(best)
             if expectation is not None:
-                chosen = active[rows].nonzero().squeeze(1)
-                probabilities = logits[chosen].sub_(normaliser[chosen, None]).exp_().to(weight.dtype)
-                expectation[start + chosen] = probabilities @ weight
+                chosen = active[rows]
+                if not bool(chosen.all()):  # else the logits themselves become probabilities, without a copy
+                    logits, normaliser = logits[chosen], normaliser[chosen]
+                probabilities = logits.sub_(normaliser[:, None]).exp_().to(weight.dtype)
+                expectation[rows][chosen] = probabilities @ weight
         if needs_grad:
             ctx.save_for_backward(expectation)
         best_ids = torch.cat(indices)

@@ -128,7 +128,7 @@ def test_the_qwen3_recipes_are_the_papers_table_4(name):
 
 def test_recipes_are_found_by_name_and_others_listed(tmp_path):
     assert find_recipe("qwen3-8b").name == "qwen3-8b.yaml"
-    assert find_recipe("smollm2-135m-cpu/3-lilicorr").name == "3-lilicorr.yaml"
+    assert find_recipe("smollm2-135m-cpu/4-lilicorr").name == "4-lilicorr.yaml"
     with pytest.raises(ValueError, match=r"There is no recipe gpt-9; give a YAML file or one of qwen3-4b, qwen3-8b, "):
         TrainSettings.from_recipe("gpt-9", target="t", data=["d"], output="o")
     with pytest.raises(ValueError, match=r"has several stages; give one of smollm2-135m-cpu/1-backbone"):

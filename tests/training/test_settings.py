@@ -15,7 +15,7 @@ def test_every_recipe_in_the_repository_reads(path):
 
 
 def test_the_two_arms_differ_in_the_head_only():
-    arms = [TrainSettings.from_recipe(p, **REQUIRED).identity() for p in RECIPES if p.stem.startswith("3-")]
+    arms = [TrainSettings.from_recipe(p, **REQUIRED).identity() for p in RECIPES if p.stem.startswith("4-")]
     assert len(arms) == 2
     differing = {key for key in arms[0] if arms[0][key] != arms[1][key]}
     assert differing == {"head_type", "head_learning_rate"}

@@ -1,7 +1,7 @@
 """Where blocks start in training, what they may see and what they should say."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class Blocks:
     labels: Tensor
     supervised: Tensor
     draws: Tensor
+
+    def part(self, start: int, end: int) -> "Blocks":
+        """Blocks `start … end - 1` of every sequence."""
+        return Blocks(*(getattr(self, field.name)[:, start:end] for field in fields(self)))
 
 
 def sample_blocks(

@@ -26,7 +26,7 @@ def step_memory(
     """
     length, small = settings.max_length, 2 if settings.mixed_precision == "bf16" else 4
     states = BYTES[settings.dtype] * sequences * length * target.hidden_size
-    anchors = min(settings.anchors, length - 1)
+    anchors = min(settings.anchors, length - 1, settings.blocks_at_once or settings.anchors)
     found = {
         "target weights": BYTES[settings.dtype] * parameters["target"],
         "drafter weights": (4 if small == 4 else 6) * parameters["drafter"],  # the masters and a bf16 copy

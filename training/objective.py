@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ..kernels.score_and_walk import greedy_walk
@@ -24,15 +25,21 @@ class JointObjective(nn.Module):
     """Drafter and target under the joint loss; `forward` returns loss sums, their denominators and metric sums.
 
     Up to `together` blocks of a sequence attend as one and share one copy of its keys and values; with more, ever more
-    of what they look at is masked. The target is kept out of the module's parameters: it is frozen, and neither saved
-    nor synchronised.
+    of what they look at is masked. Of more than `at_once` blocks a sequence (0: no limit) the activations are not kept
+    for the backward pass but made again, `at_once` blocks at a time, so that memory does not grow with their number.
+    The target is kept out of the module's parameters: it is frozen, and neither saved nor synchronised.
     """
 
     def __init__(
-        self, drafter: LiLiCorrModel, target: PreTrainedModel, objective: Objective, together: int = 32
+        self,
+        drafter: LiLiCorrModel,
+        target: PreTrainedModel,
+        objective: Objective,
+        together: int = 32,
+        at_once: int = 0,
     ) -> None:
         super().__init__()
-        self.together = together
+        self.together, self.at_once = together, at_once
         self.drafter = drafter
         self.objective = objective
         self._target = (target,)  # a tuple hides it from nn.Module
@@ -51,6 +58,18 @@ class JointObjective(nn.Module):
             (blocks in which the drafter's first candidates, the walk, or the best path could get that far) and
             `in_candidates` (labels among their slot's candidates).
         """
+        width = blocks.anchors.shape[1]
+        if not 0 < self.at_once < width:
+            return self._sums(input_ids, taps, last, blocks)
+        totals: dict[str, Tensor] = {}
+        for start in range(0, width, self.at_once):
+            part = blocks.part(start, start + self.at_once)
+            sums = checkpoint(self._sums, input_ids, taps, last, part, use_reentrant=False)
+            totals = {name: totals.get(name, 0) + value for name, value in sums.items()}
+        return totals
+
+    def _sums(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
+        """As `forward`, for all of `blocks` at once."""
         (target,) = self._target
         config, lm_head = self.drafter.config, target.get_output_embeddings()
         weight, bias = lm_head.weight[: config.vocab_size], getattr(lm_head, "bias", None)

@@ -15,12 +15,13 @@ from .losses import Objective
 
 NOT_NEGATIVE = (
     "steps", "max_examples", "loop_limit", "micro_batch_size", "epochs", "learning_rate", "head_learning_rate",
-    "warmup", "save_minutes", "save_every",
+    "warmup", "save_minutes", "save_every", "blocks_at_once",
 )  # fmt: skip
 RECIPES = Path(__file__).parent / "recipes"
 # What a run may change when it goes on: it moves no weight, or only by rounding.
 FREE = {
-    "output", "states", "micro_batch_size", "gradient_checkpointing", "compile", "blocks_together", "save_minutes",
+    "output", "states", "micro_batch_size", "gradient_checkpointing", "compile", "blocks_together", "blocks_at_once",
+    "save_minutes",
     "save_every", "keep_states", "log_every", "trackers",
 }  # fmt: skip
 
@@ -52,6 +53,8 @@ class TrainSettings:
         compile: backend of `torch.compile` for the layers, such as `"inductor"`, or `"no"`.
         blocks_together: blocks of a sequence that attend as one. They share a copy of its keys and values, but every
             pair of them costs masked products: 1 is the least arithmetic, all anchors the least copying.
+        blocks_at_once: of more blocks a sequence than this (0: no limit) the activations are not kept for the backward
+            pass but made again, so many blocks at a time.
         seed: of initialisation, order and anchors.
         save_minutes, save_every: how often the state is saved, in minutes and in steps (0: by minutes only).
         keep_states: how many of the latest states are kept; log_every: steps; trackers: of accelerate, by name.
@@ -88,6 +91,7 @@ class TrainSettings:
     gradient_checkpointing: bool = False
     compile: str = "no"
     blocks_together: int = 32
+    blocks_at_once: int = 0
     seed: int = 0
     save_minutes: float = 5.0
     save_every: int = 0

@@ -83,7 +83,7 @@ def train(settings: TrainSettings) -> Path:
     tokens = sum(sum(example.loss_mask) for example in examples)
     drafter.config.training_data = training_data(settings.data, {"sequences": len(examples), "tokens": tokens})
     apply_layer_options(drafter, settings)
-    joint = JointObjective(drafter, target, settings.objective, settings.blocks_together)
+    joint = JointObjective(drafter, target, settings.objective, settings.blocks_together, settings.blocks_at_once)
     folder = Path(settings.states) if settings.states else None
     states = TargetStates(target, drafter.config.target_layer_ids, folder)
     if folder and accelerator.is_main_process:

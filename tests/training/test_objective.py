@@ -209,3 +209,33 @@ def test_blocks_that_attend_as_one_have_the_states_of_blocks_alone(setup, togeth
     expected = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
     sums = run(JointObjective(drafter, target, Objective(), together), input_ids, blocks)
     torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [2, 4, 5])
+def test_blocks_worked_through_in_parts_give_the_same_loss_and_gradients(setup, at_once):
+    target, drafter, input_ids, blocks = setup
+    whole = JointObjective(drafter, target, Objective(mu=0.5))
+    parts = JointObjective(drafter, target, Objective(mu=0.5), at_once=at_once)
+    expected, sums = run(whole, input_ids, blocks), run(parts, input_ids, blocks)
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
+    theirs = gradients(drafter, whole.loss(expected, expected))
+    ours = gradients(drafter, parts.loss(sums, sums))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_parts_keep_activations_of_one_part_only(setup):
+    target, drafter, input_ids, blocks = setup
+
+    def kept(at_once):
+        """Bytes that autograd holds when the forward pass is over."""
+        storages = {}
+
+        def pack(tensor):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            run(JointObjective(drafter, target, Objective(), at_once=at_once), input_ids, blocks)
+        return sum(storages.values())
+
+    assert kept(1) < 0.2 * kept(0)

@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import initialization as init
 
 SCALE, EPS = 8.0, 1e-6
-DRY_RUN_CACHE = 1 << 16  # bytes that stand for the L2 cache where there is none
+DRY_RUN_CACHE = 1 << 14  # bytes that stand for the L2 cache where there is none
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,11 @@ def build_head(sizes: Sizes, device: torch.device) -> tuple[LiLiCorrHead, torch.
         "vector_eps": EPS,
     }
     config = LiLiCorrConfig(
-        hidden_size=sizes.hidden, vocab_size=sizes.vocab, block_size=sizes.slots + 1, head_config=settings
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
+        block_size=sizes.slots + 1,
+        mask_token_id=0,
+        head_config=settings,
     )
     with device:
         head = LiLiCorrHead(config).to(torch.bfloat16).eval()

@@ -88,6 +88,4 @@ def test_unusable_data_is_one_sentence(target, tmp_path):
     command = [sys.executable, SCRIPT, "--data", tmp_path / "broken.jsonl", "--target", target]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
-    assert run.stderr.strip().endswith(
-        "line 1 is not valid JSON (Expecting property name enclosed in double quotes); mend or remove it."
-    )
+    assert "line 1 is not valid JSON" in run.stderr and run.stderr.strip().endswith("; mend or remove it.")

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
-from .data import Example, collate
+from .data import Example
 from .memory import step_memory
 from .schedule import Schedule
 from .settings import TrainSettings
@@ -78,7 +78,7 @@ def _amounts(settings: TrainSettings, schedule: Schedule, processes: int) -> str
     """Steps, tokens and blocks."""
     steps = total_steps(settings, schedule.steps_an_epoch)
     tokens = sum(map(len, schedule.examples))
-    supervised = sum(int(collate([example]).loss_mask.sum()) for example in schedule.examples)
+    supervised = sum(sum(example.loss_mask) for example in schedule.examples)
     epochs = steps / schedule.steps_an_epoch
     blocks = steps * settings.batch_size * settings.anchors
     return (
@@ -91,8 +91,7 @@ def _amounts(settings: TrainSettings, schedule: Schedule, processes: int) -> str
 
 def render(example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text of `example` with its supervised runs in ⟦ ⟧."""
-    batch = collate([example])
-    ids, mask = batch.input_ids[0].tolist(), batch.loss_mask[0].tolist()
+    ids, mask = example.input_ids, example.loss_mask
     parts, start = [], 0
     for end in range(1, len(ids) + 1):
         if end == len(ids) or mask[end] != mask[start]:

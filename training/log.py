@@ -92,8 +92,8 @@ def means(sums: dict[str, Tensor]) -> dict[str, Any]:
     """What a log line says of `sums`.
 
     `dflash` is over `weight`, reranker terms over `covered`. `X_accepted` becomes `X_length`, the acceptance length
-    with the bonus token, and where it has slots `X_by_slot`, the share of blocks accepted up to each. `coverage` is
-    over the slots `supervised`. What is left is passed on as a sum.
+    with the bonus token, and where it has slots `X_by_slot`, the share of blocks accepted up to each. `in_candidates`
+    over the slots `supervised` becomes `coverage_by_slot`. What is left is passed on as a sum.
     """
     blocks = sums["blocks"].clamp(min=1.0)
     over = {"dflash": sums["weight"].clamp(min=1e-6)}
@@ -108,7 +108,7 @@ def means(sums: dict[str, Tensor]) -> dict[str, Any]:
             line[f"{kind}_length"] = 1 + (value.sum() / blocks).item()
             if value.ndim:
                 line[f"{kind}_by_slot"] = (value / blocks).tolist()
-        elif name == "coverage":
+        elif name == "in_candidates":
             line["coverage_by_slot"] = (value / sums["supervised"].clamp(min=1.0)).tolist()
         elif name not in ("weight", "covered", "supervised"):
             line[name] = value.tolist()

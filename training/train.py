@@ -108,7 +108,7 @@ def training_examples(settings: TrainSettings, tokenizer: Any) -> list[Example]:
 
 def check_vocabulary(examples: list[Example], vocabulary: int, target: str) -> None:
     """Raise a `ValueError` if `examples` hold a token id that `target` lacks."""
-    largest = max(int(collate([example]).input_ids.max()) for example in examples)
+    largest = max(max(example.input_ids) for example in examples)
     if largest >= vocabulary:
         raise ValueError(f"The data hold token id {largest}, which {target} lacks; regenerate them with it.")
 

@@ -12,7 +12,7 @@ SUMS = {
     "dflash": torch.tensor(30.0), "weight": torch.tensor(10.0), "blocks": torch.tensor(10.0),
     "cross_entropy": torch.tensor(7.0), "covered": torch.tensor(14.0), "walk_accepted": SLOTS,
     "argmax_accepted": torch.tensor(5.0), "oracle_accepted": 2 * SLOTS,
-    "coverage": SLOTS, "supervised": torch.tensor([10.0, 8.0, 8.0]), "tokens": torch.tensor(100.0),
+    "in_candidates": SLOTS, "supervised": torch.tensor([10.0, 8.0, 8.0]), "tokens": torch.tensor(100.0),
 }  # fmt: skip
 
 
@@ -70,4 +70,13 @@ def test_no_log_is_one_sentence(tmp_path):
 
 def test_a_run_ends_with_its_report(tmp_path, make_settings):
     train(make_settings(tmp_path, steps=2, log_every=1))
-    assert "| dflash |" in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "| dflash |" in text and "| walk acceptance length |" in text
+    line = read_log(tmp_path / "log.jsonl")[-1]
+    for kind in ("argmax", "walk", "oracle"):
+        assert len(line[f"{kind}_by_slot"]) == 3 and line[f"{kind}_length"] == pytest.approx(
+            1 + sum(line[f"{kind}_by_slot"])
+        )
+    # A label on the covered prefix is among its slot's candidates.
+    assert len(line["coverage_by_slot"]) == 3 and all(0 <= share <= 1 for share in line["coverage_by_slot"])
+    assert not {"in_candidates", "supervised", "weight"} & line.keys()

@@ -103,7 +103,7 @@ def test_a_recipes_comment_says_what_the_formula_gives(name):
     said = re.search(r"on (\d+) process(?:es)?.*?: ([\d.]+) GiB", comment.replace("\n# ", " "))
     micro = settings.micro_batch_size
     share = settings.batch_size // int(said[1]) // micro
-    memory = step_memory(settings, drafter.config, config, counts, micro, share, settings.packs("cuda"))
+    memory = step_memory(settings, drafter.config, config, counts, micro, share)
     assert sum(memory.values()) / 2**30 == pytest.approx(float(said[2]), abs=0.06)
     assert f"at most {settings.batch_size * settings.max_length:,} a step" in comment.replace("\n# ", " ")
 

@@ -149,6 +149,7 @@ def _fill(tensor: Tensor, whole: Tensor) -> None:
 def _restore(file: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for name, tensor in model.state_dict().items():
         _fill(tensor, file.get_tensor(f"model.{name}"))
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     moments: dict[str, list[str]] = {}
     for name in file.keys():  # noqa: SIM118 (no mapping)
         if name.startswith("optimizer."):
@@ -160,6 +161,8 @@ def _restore(file: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
                 own = torch.zeros_like(parameter)
                 _fill(own, whole)
                 whole = own
+            elif on_device:
+                whole = whole.to(parameter.device)
             optimizer.state[parameter][key] = whole
 
 

@@ -195,7 +195,11 @@ def decode(
         choice = _Choice(decoding, draws[rows] if draws is not None else None, ids.shape[1] - width)
         watch = _Watch(stops, left, ids.shape[1])
         settings = GenerationConfig(
-            do_sample=False, max_new_tokens=max(left), eos_token_id=sorted(stops) or None, pad_token_id=pad
+            do_sample=False,
+            max_new_tokens=max(left),
+            eos_token_id=sorted(stops) or None,
+            pad_token_id=pad,
+            return_dict_in_generate=True,
         )
         output = model.generate(
             ids,
@@ -203,7 +207,6 @@ def decode(
             generation_config=settings,
             logits_processor=LogitsProcessorList([choice]),
             stopping_criteria=StoppingCriteriaList([watch]),
-            return_dict_in_generate=True,
             **cache,
         )
         keep = []

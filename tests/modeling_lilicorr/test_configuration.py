@@ -228,7 +228,7 @@ def test_a_head_that_cannot_work_is_refused_in_one_sentence(overrides, sentence:
 
 
 @pytest.mark.parametrize("key", LILICORR_HEAD_KEYS)
-def test_an_absent_head_setting_is_never_defaulted_on_load(key: str, tmp_path) -> None:
+def test_row_66_an_absent_head_setting_is_never_defaulted_on_load(key: str, tmp_path) -> None:
     settings = tiny().to_dict()
     del settings["head_config"][key]
     (tmp_path / "config.json").write_text(json.dumps(settings))

@@ -6,7 +6,7 @@ from lilicorr.training.anchors import sample_blocks
 from lilicorr.training.losses import Objective
 from lilicorr.training.objective import JointObjective
 from lilicorr.training.target import target_pass
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 BLOCK = 5
 
@@ -118,7 +118,7 @@ def test_reranker_loss_alone_reaches_the_backbone_but_not_the_target(setup):
     assert all(p.grad is None for p in target.parameters())
 
 
-def test_walk_metric_is_the_decode_loop_on_the_same_block(setup):
+def test_row_46_and_64_the_walk_metric_is_the_decode_loop_on_the_same_block(setup):
     target, drafter, input_ids, blocks = setup
     drafter.eval()
     sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
@@ -223,7 +223,7 @@ def test_blocks_worked_through_in_parts_give_the_same_loss_and_gradients(setup, 
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-def test_parts_keep_activations_of_one_part_only(setup):
+def test_row_60_parts_keep_activations_of_one_part_only(setup):
     target, drafter, input_ids, blocks = setup
 
     def kept(at_once):
@@ -239,3 +239,33 @@ def test_parts_keep_activations_of_one_part_only(setup):
         return sum(storages.values())
 
     assert kept(1) < 0.2 * kept(0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_row_49_the_lm_head_is_the_one_of_the_loaded_target(target_folder, tmp_path, tied):
+    torch.manual_seed(2)
+    config = AutoConfig.from_pretrained(target_folder, tie_word_embeddings=tied)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path).eval().requires_grad_(False)
+    assert (target.get_output_embeddings().weight is target.get_input_embeddings().weight) == tied
+    drafter = LiLiCorrModel(
+        LiLiCorrConfig.for_target(target.config, mask_token_id=3, block_size=BLOCK, head_type="none")
+    )
+    input_ids = torch.randint(4, 64, (1, 20))
+    blocks = sample_blocks(input_ids, input_ids > 0, BLOCK, 6, torch.Generator().manual_seed(0))
+    sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
+    outputs = target(input_ids, output_hidden_states=True)
+    taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    expected = torch.zeros(())
+    for n, p in enumerate(blocks.anchors[0].tolist()):
+        states = drafter.decode_block(
+            target.get_input_embeddings()(drafter.block_ids(input_ids[0, p : p + 1])),
+            drafter.project_context(taps[:, :p]),
+            torch.arange(p, p + BLOCK)[None],
+            torch.arange(p)[None],
+        )
+        logits = target.lm_head(states[0, 1:])
+        for slot in blocks.supervised[0, n].nonzero().flatten().tolist():
+            weight = torch.exp(torch.tensor(-slot / 7.0))
+            expected = expected - weight * logits[slot].log_softmax(-1)[blocks.labels[0, n, slot]]
+    torch.testing.assert_close(sums["dflash"], expected, rtol=1e-4, atol=1e-4)

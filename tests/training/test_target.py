@@ -2,9 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lilicorr import LiLiCorrConfig
 from lilicorr.training import target as target_module
 from lilicorr.training.data import Example, collate
-from lilicorr.training.target import TargetStates
+from lilicorr.training.target import TargetStates, target_pass
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -72,3 +73,15 @@ def test_the_plan_tells_the_size_of_what_is_missing(target, tmp_path, monkeypatc
         else:
             with pytest.raises(ValueError, match=r"The states of 1 sequences need .* GB free; make room"):
                 states.plan(sequences)
+
+
+def test_row_63_taps_are_raw_layer_outputs_and_the_last_layer_which_is_seen_normed_cannot_be_one(target):
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    raw = {}
+    for number, layer in enumerate(target.model.layers):
+        layer.register_forward_hook(lambda module, args, out, number=number: raw.update({number: out}))
+    taps, last = target_pass(target, ids, [1, 4])
+    assert torch.equal(taps, torch.cat([raw[1], raw[4]], dim=-1))
+    assert torch.equal(last, target.model.norm(raw[5]))
+    with pytest.raises(ValueError, match="its last one is only visible after the final norm"):
+        LiLiCorrConfig.for_target(target.config, mask_token_id=3, target_layer_ids=[1, 5])

@@ -6,20 +6,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-FORMAT_VERSION = 1
-HEAD_TYPES = ("none", "lilicorr")
-DRAFT_LENGTHS = ("whole", "adaptive")
+from .head_settings import HEAD_TYPES, default_head_config, head_problems
 
-LILICORR_HEAD_KEYS = (
-    "num_candidates",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "intermediate_size",
-    "factor_dim",
-    "logit_scale",
-    "vector_eps",
-)
+FORMAT_VERSION = 1
+DRAFT_LENGTHS = ("whole", "adaptive")
 
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
@@ -28,23 +18,6 @@ def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]
         return [num_target_layers // 2]
     span = num_target_layers - 4
     return [round(1 + i * span / (num_taps - 1)) for i in range(num_taps)]
-
-
-def default_head_config(head_type: str, hidden_size: int) -> dict[str, Any]:
-    """Head settings of the paper's Table 4 (K 8, scale 8, two layers), narrower than 1024 for narrow targets."""
-    if head_type != "lilicorr":
-        return {}
-    width = min(1024, max(64, hidden_size // 2 // 64 * 64))
-    return {
-        "num_candidates": 8,
-        "hidden_size": width,
-        "num_layers": 2,
-        "num_heads": max(2, min(8, width // 64)),
-        "intermediate_size": 2 * width,
-        "factor_dim": width,
-        "logit_scale": 8.0,
-        "vector_eps": 1e-6,
-    }
 
 
 class LiLiCorrConfig(PreTrainedConfig):
@@ -59,9 +32,11 @@ class LiLiCorrConfig(PreTrainedConfig):
         mask_token_id: an existing row of the target's embedding that fills the slots to be drafted.
         target_layer_ids: zero-based decoder layers of the target whose outputs are read, ascending.
         num_target_layers: how many decoder layers the target has.
-        head_type: `"lilicorr"` or `"none"` (each slot's most likely token: vanilla DFlash).
+        head_type: `"lilicorr"`, a rival's head (`"dcoco"`, `"domino"`, `"dspark"`, `"selector"`), or `"none"` (each
+            slot's most likely token: vanilla DFlash).
         head_config: the head's own settings, all required: for `lilicorr` `num_candidates` (K), `hidden_size`,
-            `num_layers`, `num_heads`, `intermediate_size`, `factor_dim` (d_e), `logit_scale` (sigma), `vector_eps`.
+            `num_layers`, `num_heads`, `intermediate_size`, `factor_dim` (d_e), `logit_scale` (sigma), `vector_eps`;
+            for the others the keys of `default_head_config`, which the head's class explains.
         draft_lengths: `"whole"` drafts whole blocks; `"adaptive"` lets greedy decoding on a CPU draft fewer tokens
             where that is faster. `num_assistant_tokens` and its schedule, given to `generate`, win over it.
         target_model: the target's name on the Hub, if it has one; for the model card only.
@@ -265,20 +240,5 @@ def _problems(config: LiLiCorrConfig) -> Any:
         yield "layer_types has sliding_attention, so sliding_window must be a positive number of tokens."
     if getattr(config, "is_causal", False):
         yield "is_causal is true, but blocks here are bidirectional; this drafter was trained for another runtime."
-    if config.head_type == "lilicorr":
-        yield from _lilicorr_problems(config)
-
-
-def _lilicorr_problems(config: LiLiCorrConfig) -> Any:
-    head = config.head_config
-    missing = [key for key in LILICORR_HEAD_KEYS if head.get(key) is None]
-    if missing:
-        yield f"head_config lacks {', '.join(missing)}; the head cannot be rebuilt without all of its settings."
-        return
-    if not 1 <= head["num_candidates"] <= config.vocab_size:
-        yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {config.vocab_size}."
-    if head["hidden_size"] % head["num_heads"]:
-        yield f"The head's hidden_size {head['hidden_size']} is not a multiple of its num_heads {head['num_heads']}."
-    for key in ("num_layers", "factor_dim", "logit_scale", "vector_eps", "intermediate_size"):
-        if head[key] <= 0:
-            yield f"The head's {key} must be positive, got {head[key]}."
+    if config.head_type in HEAD_TYPES:
+        yield from head_problems(config.head_type, config.head_config, config.vocab_size)

@@ -5,8 +5,7 @@ from torch import nn
 from ..kernels.topk_logsumexp import topk_logsumexp
 from .configuration_lilicorr import LiLiCorrConfig
 from .lattice import Block, Draft, Lattice
-
-SHOWN_CANDIDATES = 8  # what a lattice lists, should one be asked for; the draft needs only the first
+from .lattice_drafts import SHOWN_CANDIDATES
 
 
 class NoHead(nn.Module):

@@ -5,11 +5,22 @@ from typing import Protocol
 from torch import nn
 
 from .configuration_lilicorr import LiLiCorrConfig
+from .head_dcoco import DCOCOHead
+from .head_domino import DominoHead
+from .head_dspark import DSparkHead
 from .head_lilicorr import LiLiCorrHead
 from .head_none import NoHead
+from .head_selector import SelectorHead
 from .lattice import Block, Draft
 
-HEADS: dict[str, type[nn.Module]] = {"none": NoHead, "lilicorr": LiLiCorrHead}
+HEADS: dict[str, type[nn.Module]] = {
+    "none": NoHead,
+    "lilicorr": LiLiCorrHead,
+    "dcoco": DCOCOHead,
+    "domino": DominoHead,
+    "dspark": DSparkHead,
+    "selector": SelectorHead,
+}
 
 
 class DraftHead(Protocol):

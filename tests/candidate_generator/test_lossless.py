@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lilicorr.modeling_lilicorr.head_settings import default_head_config
 from transformers import LogitsProcessor
 
 PROCESSORS = [
@@ -37,6 +38,25 @@ def test_row_18_33_equal_to_plain_greedy(target, drafter, prompt, length, new):
     plain = target.generate(ids, max_new_tokens=new, do_sample=False)
     assisted = target.generate(ids, max_new_tokens=new, do_sample=False, assistant_model=drafter)
     assert torch.equal(assisted, plain)
+
+
+@pytest.mark.parametrize(
+    "head_type,changes",
+    [("domino", {}), ("dcoco", {}), ("selector", {})]
+    + [("dspark", {"markov_head_type": kind}) for kind in ("vanilla", "gated", "rnn")],
+)
+def test_row_18_33_a_rivals_head_equals_plain_greedy(llama, new_drafter, prompt, head_type, changes):
+    head_config = default_head_config(head_type, llama.config.hidden_size) | changes
+    drafter = new_drafter(llama, head_type, head_config=head_config)
+    with torch.no_grad():
+        for parameter in drafter.head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    for length, options in ((1, {}), (9, {}), (5, {"num_assistant_tokens": 3})):
+        ids = prompt(length, seed=length)
+        plain = llama.generate(ids, max_new_tokens=17, do_sample=False)
+        assisted = llama.generate(ids, max_new_tokens=17, do_sample=False, assistant_model=drafter, **options)
+        assert torch.equal(assisted, plain)
+        assert drafter.last_generation.drafted > 0
 
 
 @pytest.mark.parametrize("wrong_slots", [(), (0,), (3,), (6,)])

@@ -4,11 +4,8 @@ import json
 
 import pytest
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
-from lilicorr.modeling_lilicorr.configuration_lilicorr import (
-    FORMAT_VERSION,
-    LILICORR_HEAD_KEYS,
-    default_target_layer_ids,
-)
+from lilicorr.modeling_lilicorr.configuration_lilicorr import FORMAT_VERSION, default_target_layer_ids
+from lilicorr.modeling_lilicorr.head_settings import HEAD_TYPES, default_head_config
 from transformers import (
     Gemma3Config,
     Gemma3TextConfig,
@@ -22,6 +19,7 @@ from transformers import (
     T5Config,
 )
 
+LILICORR_HEAD_KEYS = list(default_head_config("lilicorr", 64))
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 4}
 
 
@@ -247,7 +245,7 @@ def test_an_empty_head_config_names_every_missing_setting() -> None:
     assert_refused(bare(head_config={}), "head_config lacks " + ", ".join(LILICORR_HEAD_KEYS))
 
 
-@pytest.mark.parametrize("head_type", ["none", "lilicorr"])
+@pytest.mark.parametrize("head_type", HEAD_TYPES)
 def test_a_configuration_survives_json(head_type: str, tmp_path) -> None:
     config = tiny(
         head_type=head_type,

@@ -1,0 +1,71 @@
+"""Settings of every head: their names, the papers' values, and what cannot work."""
+
+from collections.abc import Iterator
+from typing import Any
+
+HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector")
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
+
+POSITIVE = {
+    "lilicorr": ("num_layers", "factor_dim", "logit_scale", "vector_eps", "intermediate_size"),
+    "dcoco": ("width", "hidden_size"),
+    "domino": ("gru_hidden_dim", "emb_dim"),
+    "dspark": ("markov_rank",),
+    "selector": ("rank",),
+}
+
+
+def default_head_config(head_type: str, hidden_size: int) -> dict[str, Any]:
+    """The papers' head settings, with inner widths of at most half the target's where it is narrow.
+
+    `lilicorr` as its Table 4; `domino`, `dspark` and `selector` as their authors' configurations for Qwen3; `dcoco`,
+    whose widths are not published, with those that give its parameter count.
+    """
+
+    def width(full: int) -> int:
+        return min(full, max(64, hidden_size // 2 // 64 * 64))
+
+    if head_type == "lilicorr":
+        return {
+            "num_candidates": 8,
+            "hidden_size": width(1024),
+            "num_layers": 2,
+            "num_heads": max(2, min(8, width(1024) // 64)),
+            "intermediate_size": 2 * width(1024),
+            "factor_dim": width(1024),
+            "logit_scale": 8.0,
+            "vector_eps": 1e-6,
+        }
+    if head_type == "dcoco":
+        return {"num_candidates": 16, "width": width(128), "hidden_size": width(256)}
+    if head_type == "domino":
+        return {"gru_hidden_dim": width(1024), "emb_dim": width(256), "pure_draft_prefix_len": 1}
+    if head_type == "dspark":
+        return {
+            "markov_rank": width(256),
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+        }
+    if head_type == "selector":
+        return {"num_candidates": 16, "rank": width(256)}
+    return {}
+
+
+def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iterator[str]:
+    """Yield what is wrong with the settings `head` of a head of this type, each in one sentence."""
+    missing = [key for key in default_head_config(head_type, 64) if head.get(key) is None]
+    if missing:
+        yield f"head_config lacks {', '.join(missing)}; the head cannot be rebuilt without all of its settings."
+        return
+    if "num_candidates" in head and not 1 <= head["num_candidates"] <= vocab_size:
+        yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {vocab_size}."
+    if head_type == "lilicorr" and head["hidden_size"] % head["num_heads"]:
+        yield f"The head's hidden_size {head['hidden_size']} is not a multiple of its num_heads {head['num_heads']}."
+    for key in POSITIVE.get(head_type, ()):
+        if head[key] <= 0:
+            yield f"The head's {key} must be positive, got {head[key]}."
+    if head_type == "domino" and head["pure_draft_prefix_len"] < 0:
+        yield f"The head's pure_draft_prefix_len is {head['pure_draft_prefix_len']}, expected 0 or more slots."
+    if head_type == "dspark" and head["markov_head_type"] not in MARKOV_HEADS:
+        yield f"markov_head_type is {head['markov_head_type']!r}, expected one of {', '.join(MARKOV_HEADS)}."

@@ -51,6 +51,14 @@ class SelectorHead(nn.Module):
         pair = log_probs[:, 1:, None] + earlier @ later[:, 1:].transpose(-1, -2)
         return first, pair
 
+    def scores_after(self, previous: Tensor, candidates: Tensor, log_probs: Tensor, hidden: Tensor) -> Tensor:
+        """Scores `[N, S, K]` (fp32) of the candidates after known tokens, `previous [N, S]` (int64); see `scores`."""
+        gate = self.hidden_projection(hidden.to(self.hidden_projection.weight.dtype)).float()
+        earlier = F.embedding(previous, self.predecessor_codebook).float() * gate
+        return log_probs + torch.einsum(
+            "nsr,nskr->nsk", earlier, F.embedding(candidates, self.successor_codebook).float()
+        )
+
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
         """Greedy walk over the scored lattice; see `Draft` for the result."""
         return walk_lattice(

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..kernels.dispatch import greedy_walk, topk_logsumexp
+from ..kernels.score_and_walk import greedy_walk
+from ..kernels.topk_logsumexp import topk_logsumexp
 from .lattice import Block, Draft, Lattice
 
 SHOWN_CANDIDATES = 8  # what a lattice lists where the head has no candidates of its own

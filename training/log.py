@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint import not_written
+from .head_losses import DENOMINATORS
 
 LOG_FILE = "log.jsonl"
 
@@ -91,14 +92,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def means(sums: dict[str, Tensor]) -> dict[str, Any]:
     """What a log line says of `sums`.
 
-    `dflash` is over `weight`, reranker terms over `covered`. `X_accepted` becomes `X_length`, the acceptance length
-    with the bonus token, and where it has slots `X_by_slot`, the share of blocks accepted up to each. `in_candidates`
-    over the slots `supervised` becomes `coverage_by_slot`. What is left is passed on as a sum.
+    Losses are over their `DENOMINATORS`. `X_accepted` becomes `X_length`, the acceptance length with the bonus token,
+    and where it has slots `X_by_slot`, the share of blocks accepted up to each. `in_candidates` over the slots
+    `supervised` becomes `coverage_by_slot`. What is left is passed on as a sum.
     """
     blocks = sums["blocks"].clamp(min=1.0)
-    over = {"dflash": sums["weight"].clamp(min=1e-6)}
-    for name in ("cross_entropy", "distractor", "margin"):
-        over[name] = sums.get("covered", blocks).clamp(min=1.0)
+    over = {name: sums[by].clamp(min=1e-6) for name, by in DENOMINATORS.items() if by in sums}
     line: dict[str, Any] = {}
     for name, value in sums.items():
         if name in over:
@@ -110,6 +109,6 @@ def means(sums: dict[str, Tensor]) -> dict[str, Any]:
                 line[f"{kind}_by_slot"] = (value / blocks).tolist()
         elif name == "in_candidates":
             line["coverage_by_slot"] = (value / sums["supervised"].clamp(min=1.0)).tolist()
-        elif name not in ("weight", "covered", "supervised"):
+        elif name not in ("supervised", *DENOMINATORS.values()):
             line[name] = value.tolist()
     return line

@@ -3,7 +3,7 @@
 Each term is a numerator; what they are divided by is summed beside them, over all processes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ class Objective:
     With `sample_slots` slot `s` enters Eq. 6 with probability `w_s` and weight 1 instead of always and with weight
     `w_s`: the same loss in expectation, without the vocabulary work of slots that weigh little. The reranker's terms
     stay whole; their gradient takes the log-normaliser of the other slots as a constant, an approximation.
+
+    `gamma`, `penalty`, `mu` and `rho` are of the head `lilicorr`. What the loss of another head weighs, by name in
+    `head`, is its paper's where not given (`settings` of `loss_<head>.py`).
     """
 
     beta: float = 7.0
@@ -30,6 +33,7 @@ class Objective:
     sample_slots: bool = False
     slot_weighting: str = "decay"
     alpha: float = 0.5
+    head: dict[str, float] = field(default_factory=dict)
 
     def validate(self) -> None:
         """Raise a `ValueError` of one sentence for weights that cannot work."""

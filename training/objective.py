@@ -6,18 +6,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from ..kernels.score_and_walk import greedy_walk
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import Blocks, block_mask
-from .losses import (
-    Objective,
-    accepted,
-    oracle_prefix,
-    pace_weights,
-    reranker_terms,
-    slot_weights,
-    teacher_forced_scores,
-)
+from .head_loss import Slots
+from .head_losses import build_head_loss
+from .losses import Objective, accepted, pace_weights, slot_weights
 from .vocabulary import logits_at, topk_normaliser
 
 
@@ -42,6 +35,7 @@ class JointObjective(nn.Module):
         self.together, self.at_once = together, at_once
         self.drafter = drafter
         self.objective = objective
+        self.head_loss = build_head_loss(drafter.config.head_type, objective)
         self._target = (target,)  # a tuple hides it from nn.Module
 
     def forward(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
@@ -52,11 +46,11 @@ class JointObjective(nn.Module):
             taps: `[batch, S, taps * d]`; last: `[batch, S, d]`: the target's states of these rows.
 
         Returns:
-            Differentiable numerators `dflash`, and with a LiLiCorr head `cross_entropy`, `distractor`, `margin`;
-            denominators `weight` (of `dflash`) and `covered` (of the others); metric sums `blocks` and, each `[slots]`,
-            `supervised` (labels there are), `argmax_accepted`, and with such a head `walk_accepted`, `oracle_accepted`
-            (blocks in which the drafter's first candidates, the walk, or the best path could get that far) and
-            `in_candidates` (labels among their slot's candidates).
+            Numerators and denominators, metric sums `blocks` and, each `[slots]`, `supervised` (labels there are) and
+            `argmax_accepted`. The drafter's are `dflash` over `weight`; the head's loss names its own (`over`). With a
+            head, `walk_accepted` and, where it has a lattice, `oracle_accepted` (blocks in which the drafter's first
+            candidates, the head's draft, or the best path could get that far) and `in_candidates` (labels among their
+            slot's candidates).
         """
         width = blocks.anchors.shape[1]
         if not 0 < self.at_once < width:
@@ -80,16 +74,16 @@ class JointObjective(nn.Module):
         hidden = states[rows, 1:]
         shape = hidden.shape[:2]
 
-        reranks = config.head_type == "lilicorr"
-        count = self.drafter.head.num_candidates if reranks else 1
+        on_lattice = self.head_loss.on_lattice
+        count = self.drafter.head.num_candidates if on_lattice else 1
         share = slot_weights(shape[1], self.objective.beta, hidden.device)
         counted, weights, active = supervised, share * supervised, torch.ones_like(supervised)
         if self.objective.sample_slots:
             active = counted = supervised & (blocks.draws.flatten()[rows][:, None] <= share)
             weights = counted.float()
         # A lattice needs the candidates of every slot; without one, only slots that enter the loss are worked out.
-        needed = torch.ones_like(counted) if reranks else counted
-        flat = hidden[needed]
+        needed = torch.ones_like(counted) if on_lattice else counted
+        flat = hidden[needed] if self.head_loss.trains_drafter else hidden[needed].detach()
         normaliser, best = topk_normaliser(flat, weight, bias, count, active[needed])
         gold_logits = logits_at(flat, weight, bias, labels[needed][:, None]).squeeze(1)
         candidates = labels.new_full((*shape, count), -1)
@@ -107,27 +101,28 @@ class JointObjective(nn.Module):
             # A slot that is looked at with probability w counts 1 / w, which keeps the mean unbiased.
             "argmax_accepted": run / share if self.objective.sample_slots else run.float(),
         }
-        if reranks:
+        log_probs = None
+        if on_lattice:
             log_probs = (logits_at(flat, weight, bias, best) - normaliser[:, None]).view(candidates.shape)
-            anchors = blocks.anchors.flatten()[rows]
-            sequence = torch.arange(input_ids.shape[0], device=flat.device).repeat_interleave(blocks.anchors.shape[1])
-            before = (anchors - 1).clamp(min=0)
-            embeds = target.get_input_embeddings()(candidates)
-            anchor_states = context[sequence[rows], before]
-            first, pair = self.drafter.head.scores(embeds, log_probs, hidden, anchor_states, anchors > 0)
-            covered, gold = oracle_prefix(candidates, labels, supervised)
-            # Row p + s - 1 of the target scores the token at p + s.
-            places = (anchors[:, None] + torch.arange(shape[1], device=flat.device)).clamp(max=input_ids.shape[1] - 1)
-            seen = last[sequence[rows][:, None], places].flatten(0, 1)
-            target_logits = logits_at(seen, weight, bias, best).view(candidates.shape)
-            scores = teacher_forced_scores(first, pair, gold)
-            sums |= reranker_terms(scores, gold, covered, target_logits, self.objective.rho)
-            picks = greedy_walk(first.detach(), pair.detach())
-            walked = candidates.gather(-1, picks[..., None]).squeeze(-1)
-            sums["walk_accepted"] = accepted(walked, labels, supervised).sum(dim=0).float()
-            sums["argmax_accepted"] = accepted(candidates[..., 0], labels, supervised).sum(dim=0).float()
-            sums["oracle_accepted"] = covered.sum(dim=0).float()
-            sums["in_candidates"] = ((candidates == labels[..., None]).any(-1) & supervised).sum(dim=0).float()
+        anchors = blocks.anchors.flatten()[rows]
+        sequence = torch.arange(input_ids.shape[0], device=flat.device).repeat_interleave(blocks.anchors.shape[1])[rows]
+        slots = Slots(
+            hidden=hidden,
+            labels=labels,
+            supervised=supervised,
+            weights=weights,
+            candidates=candidates,
+            log_probs=log_probs,
+            anchors=anchors,
+            anchor_ids=input_ids[sequence, anchors],
+            sequence=sequence,
+            context=context,
+            last=last,
+            embed=target.get_input_embeddings(),
+            weight=weight,
+            bias=bias,
+        )
+        sums |= self.head_loss.sums(self.drafter.head, slots)
         return sums
 
     def _block_states(
@@ -153,13 +148,9 @@ class JointObjective(nn.Module):
         )
         return context, states.reshape(batch, parts * group, size, -1)[:, :width].flatten(0, 1)
 
-    def loss(self, sums: dict[str, Tensor], denominators: dict[str, Tensor]) -> Tensor:
-        """Eq. 7 (13 with `mu`) from this batch's sums and the denominators `weight`, `covered` of the whole step."""
-        weigh = self.objective
-        loss = sums["dflash"] / denominators["weight"].clamp(min=1e-6)
-        if "cross_entropy" in sums:
-            reranker = (
-                (1 - weigh.mu) * sums["cross_entropy"] + weigh.penalty * sums["distractor"] + weigh.mu * sums["margin"]
-            )
-            loss = loss + weigh.gamma * reranker / denominators["covered"].clamp(min=1.0)
-        return loss
+    def loss(self, sums: dict[str, Tensor], denominators: dict[str, Tensor], progress: float = 1.0) -> Tensor:
+        """The loss from this batch's sums and the denominators of the whole step.
+
+        `progress` is the share of the run that lies behind, for losses that change with it.
+        """
+        return self.head_loss.loss(sums, denominators, progress)

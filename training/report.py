@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .head_losses import DENOMINATORS
 from .log import LOG_FILE, read_log
 
 Curve = tuple[Sequence[float], Sequence[float]]  # steps or slots, and values
 
-LOSSES = ("dflash", "cross_entropy", "distractor", "margin")
+LOSSES = tuple(DENOMINATORS)
 LENGTHS = ("argmax", "walk", "oracle")
 _MEANINGS = {
     "argmax": "each slot's most likely token",
-    "walk": "the head's walk, which is what `generate` drafts",
+    "walk": "the head's draft, which is what `generate` proposes",
     "oracle": "the best path there was among the candidates",
 }
 

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import yaml
 
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
+from .head_losses import build_head_loss
 from .losses import Objective
 
 NOT_NEGATIVE = (
@@ -109,6 +110,7 @@ class TrainSettings:
         _check_types(self)
         _check_types(self.objective)
         self.objective.validate()
+        build_head_loss(self.head_type, self.objective)
         known = inspect.signature(LiLiCorrConfig).parameters
         for name in self.config:
             if name in ("head_type", "block_size"):

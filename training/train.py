@@ -197,7 +197,8 @@ def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]
     with ahead:
         passed = [_forward(run, step, *pair) for pair in zip(shares, inputs, strict=True)]
     totals = add_up(accelerator, passed, flags)
-    loss = run.joint.loss(totals, totals)
+    progress = step / run.total
+    loss = run.joint.loss(totals, totals, progress)
     if not torch.isfinite(loss):
         _stop_on_nonfinite(run, step, "loss", loss.item())
     for number, (share, tensors) in enumerate(zip(shares, inputs, strict=True), 1):
@@ -205,7 +206,7 @@ def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]
         with nullcontext() if last else accelerator.no_sync(run.wrapped):
             sums = passed[0] if len(shares) == 1 else _forward(run, step, share, tensors)
             # Gradients are averaged over processes: each loss is its share of the whole times their number.
-            accelerator.backward(run.joint.loss(sums, totals) * accelerator.num_processes)
+            accelerator.backward(run.joint.loss(sums, totals, progress) * accelerator.num_processes)
     norm = accelerator.clip_grad_norm_(run.wrapped.parameters(), settings.clip)
     norm = whole_tensor(norm)
     if not torch.isfinite(norm):

@@ -3,14 +3,17 @@
 With a frozen LM head `W` the gradient of a row's log-normaliser is the expectation of `W` under its own softmax. So one
 pass over a chunk of rows yields normaliser, candidates and that gradient; the chunk's logits are dropped at once, and
 memory does not grow with the number of blocks. Every other logit that a loss needs is a dot product with a few rows
-of `W`.
+of `W`. A head that corrects every logit with a matrix of its own has no such shortcut: its chunks are worked out again
+for the backward pass.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ..kernels.topk_logsumexp import topk_logsumexp
 
@@ -73,3 +76,44 @@ def logits_at(states: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) 
     """Logits of chosen tokens only: `states [rows, d]`, `ids [rows, n]` to `[rows, n]` (fp32), differentiable."""
     logits = torch.einsum("rd,rnd->rn", states.to(weight.dtype), F.embedding(ids, weight)).float()
     return logits if bias is None else logits + bias[ids].float()
+
+
+def corrected_terms(
+    states: Tensor,
+    codes: Tensor,
+    corrections: Callable[[Tensor], Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    teacher: Tensor | None = None,
+    chunk: int = CHUNK_ROWS,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses of `states @ weight.T + bias + corrections(codes)`, differentiable in all but the LM head.
+
+    Args:
+        states: `[rows, d]`; weight, bias: the frozen LM head; labels: `[rows]` (int64).
+        codes: `[rows, r]`; corrections: a module's method from them to `[rows, vocab]`.
+        teacher: the target's states `[rows, d]`, or `None` for no distances.
+        chunk: rows whose logits exist at one time.
+
+    Returns:
+        Cross-entropy of the labels `[rows]`, `|p - q|_1` to the target's distribution `[rows]` (zeros without one),
+        both fp32, and the argmax `[rows]` (int64, the lower id where logits tie).
+    """
+
+    def terms(states: Tensor, codes: Tensor, labels: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        logits = F.linear(states.to(weight.dtype), weight, bias).float() + corrections(codes).float()
+        log_probs = logits.log_softmax(dim=-1)
+        distance = log_probs.new_zeros(len(logits))
+        if teacher is not None:
+            wanted = F.linear(teacher.to(weight.dtype), weight, bias).float().softmax(dim=-1)
+            distance = (log_probs.exp() - wanted).abs().sum(dim=-1)
+        return -log_probs.gather(1, labels[:, None]).squeeze(1), distance, logits.argmax(dim=-1)
+
+    parts = []
+    for start in range(0, max(1, len(states)), chunk):
+        rows = slice(start, start + chunk)
+        given = (states[rows], codes[rows], labels[rows], None if teacher is None else teacher[rows])
+        parts.append(checkpoint(terms, *given, use_reentrant=False))
+    cross_entropy, distance, best = (torch.cat(column) for column in zip(*parts, strict=True))
+    return cross_entropy, distance, best

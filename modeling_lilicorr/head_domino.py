@@ -14,6 +14,9 @@ from .lattice_drafts import SHOWN_CANDIDATES, commit_slots
 class PrefixGRU(nn.GRU):
     """A GRU that reads one token at a time; written out, since not every device and dtype has torch's."""
 
+    weight_ih_l0: nn.Parameter
+    weight_hh_l0: nn.Parameter
+
     def init_weights_with(self, init: Any) -> None:
         """As torch starts it."""
         bound = self.hidden_size**-0.5

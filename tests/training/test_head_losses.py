@@ -174,7 +174,7 @@ def gradients(drafter, loss):
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_loss_and_its_gradients_equal_the_equations_block_by_block(target, batch, arm):
     drafter = build(target, arm)
-    joint = JointObjective(drafter, target, Objective(beta=BETA))
+    joint = JointObjective(drafter, target, Objective(beta=BETA), at_once=4)
     sums = run(joint, *batch)
     loss = joint.loss(sums, sums, PROGRESS)
     add = hand_made(target, drafter, *batch)

@@ -11,7 +11,7 @@ from lilicorr.training.settings import TrainSettings
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "training.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "training_speed.py"
 
 
 @pytest.fixture(scope="module")

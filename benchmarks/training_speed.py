@@ -1,7 +1,7 @@
 """How fast a drafter trains and where the time of a step goes; how memory grows with the number of blocks.
 
-    python benchmarks/training.py --data answers.jsonl --states <folder> [--head none] [--block-size 16]
-    python benchmarks/training.py --data answers.jsonl --states <folder> --anchors 64 --anchors 512 --at-once 64
+    python benchmarks/training_speed.py --data answers.jsonl --states <folder> [--head none] [--block-size 16]
+    python benchmarks/training_speed.py --data answers.jsonl --states <folder> --anchors 64 --anchors 512 --at-once 64
 
 Steps are those of `lilicorr train`, with the target's states already kept. Each `--anchors` is a process of its own, so
 that its peak of resident memory is its own; that of a run without any step is taken off.

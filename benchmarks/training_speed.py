@@ -4,7 +4,7 @@
     python benchmarks/training_speed.py --data answers.jsonl --states <folder> --anchors 64 --anchors 512 --at-once 64
 
 Steps are those of `lilicorr train`, with the target's states already kept. Each `--anchors` is a process of its own, so
-that its peak of resident memory is its own; that of a run without any step is taken off.
+that its peak of resident memory is its own.
 """
 
 import multiprocessing
@@ -58,7 +58,7 @@ def main(
     except TargetUnavailableError as error:
         raise SystemExit(str(error)) from None
     table = Table(title=f"{head}, block {block_size}, {batch_size} sequences a step", box=box.MARKDOWN)
-    for name in ("anchors", "blocks/s", "ms a step", *STAGES, "matrix products", "peak MiB of a step"):
+    for name in ("anchors", "blocks/s", "ms a step", *STAGES, "matrix products", "peak MiB", "of them the steps'"):
         table.add_column(name, justify="right")
     with tempfile.TemporaryDirectory() as folder:
         for count in anchors or [32]:
@@ -87,7 +87,8 @@ def _cells(figures: dict[str, Any]) -> list[str]:
     seconds = figures["seconds"]
     shares = [f"{100 * figures['stages'][stage] / seconds:.0f} %" for stage in STAGES]
     rates = [f"{figures['blocks'] / seconds:.1f}", f"{1000 * seconds / figures['steps']:.0f}"]
-    return [*rates, *shares, f"{100 * figures['products']:.0f} %", f"{figures['peak'] / 2**20:.0f}"]
+    memory = [f"{figures[name] / 2**20:.0f}" for name in ("peak", "added")]
+    return [*rates, *shares, f"{100 * figures['products']:.0f} %", *memory]
 
 
 def in_own_process(settings: TrainSettings, steps: int) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def measure(settings: TrainSettings, steps: int) -> dict[str, Any]:
 
     Returns:
         `seconds`, `stages` (seconds by name), `blocks`, `steps`, `products` (share of matrix products in two further
-        steps, by torch's profiler) and `peak` (bytes).
+        steps, by torch's profiler), `peak` (bytes of resident memory) and `added` (those that the steps added to it).
     """
     settings.validate()
     run = Steps(settings)
@@ -120,14 +121,15 @@ def measure(settings: TrainSettings, steps: int) -> dict[str, Any]:
     for _ in range(steps):
         run.step()
     seconds, blocks, stages = time.perf_counter() - started, run.blocks - blocks, dict(run.spent)
-    peak = _peak() - before
+    peak = _peak()
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         run.step()
         run.step()
     spent = {event.key: event.self_cpu_time_total for event in recorded.key_averages()}
     products = sum(spent.get(name, 0.0) for name in PRODUCTS) / sum(spent.values())
     return {
-        "seconds": seconds, "stages": stages, "blocks": blocks, "steps": steps, "products": products, "peak": peak,
+        "seconds": seconds, "stages": stages, "blocks": blocks, "steps": steps, "products": products,
+        "peak": peak, "added": peak - before,
     }  # fmt: skip
 
 

@@ -11,39 +11,49 @@ from typing import Any
 
 KEEP_DRAFTED, KEEP_PLAIN = 0.95, 0.9  # of what is known about acceptance, what a step with and without draft leaves
 REMEMBERED = 31  # steps of one kind whose times count
+FOLLOW = 0.2  # how fast the machine's speed is followed: a busy host or a hot core slows all kinds of steps alike
 TRUST = 0.55  # acceptance expected of slot 1 before anything is known
 PRIOR = 2.0  # how many observed slots that expectation weighs
 
 
 class StepTimes:
-    """Seconds that steps took by how much they drafted, for one drafter and target; shared by their calls."""
+    """What steps take by how much they draft, for one drafter and target; shared by their calls.
+
+    Times are kept in units of the machine's momentary speed, so that kinds of steps compare that were seen far apart.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}
+        self._times: dict[int, deque[float]] = {}
+        self._unit = 0.0  # seconds of one unit at the machine's present speed
 
     def add(self, drafted: int, seconds: float) -> None:
         """Note a step that drafted and verified `drafted` tokens, 0 for a plain one."""
-        self._seconds.setdefault(drafted, deque(maxlen=REMEMBERED)).append(seconds)
+        if not self._unit:
+            self._unit = seconds
+        elif drafted in self._times:
+            now = seconds / median(self._times[drafted])
+            self._unit += FOLLOW * (min(max(now, self._unit / 2), 2 * self._unit) - self._unit)
+        self._times.setdefault(drafted, deque(maxlen=REMEMBERED)).append(seconds / self._unit)
 
     def count(self, drafted: int) -> int:
         """How many such steps are remembered."""
-        return len(self._seconds.get(drafted, ()))
+        return len(self._times.get(drafted, ()))
 
     def expect(self, drafted: int) -> float:
-        """Seconds of such a step: their median, or read off the line between the nearest known sizes.
+        """Units of such a step: the median, or read off the line between the nearest known sizes.
 
         Raises:
             ValueError: if nothing has been noted.
         """
-        if not self._seconds:
+        if not self._times:
             raise ValueError("No step has been timed yet; add one first.")
-        below = max((size for size in self._seconds if size <= drafted), default=None)
-        above = min((size for size in self._seconds if size >= drafted), default=None)
+        below = max((size for size in self._times if size <= drafted), default=None)
+        above = min((size for size in self._times if size >= drafted), default=None)
         if below is None or above is None or below == above:
             nearest = above if below is None else below
             assert nearest is not None
-            return median(self._seconds[nearest])
-        low, high = median(self._seconds[below]), median(self._seconds[above])
+            return median(self._times[nearest])
+        low, high = median(self._times[below]), median(self._times[above])
         return low + (high - low) * (drafted - below) / (above - below)
 
 

@@ -63,14 +63,14 @@ def test_stages_add_up_to_the_step_and_blocks_are_counted(script, target, answer
     figures = script.measure(settings(target, answers, tmp_path / "run"), steps=3)
     assert figures["blocks"] == 3 * 2 * 8
     assert 0.9 < sum(figures["stages"].values()) / figures["seconds"] <= 1.0
-    assert 0 < figures["products"] < 1 and figures["peak"] >= 0
+    assert 0 < figures["products"] < 1 and figures["peak"] > figures["added"] >= 0
 
 
 def test_a_line_for_every_number_of_anchors(script, target, answers, monkeypatch):
     asked = []
     made_up = {
         "seconds": 2.0, "stages": dict.fromkeys(script.STAGES, 0.5), "blocks": 30, "steps": 4, "products": 0.6,
-        "peak": 2**20,
+        "peak": 3 * 2**20, "added": 2**20,
     }  # fmt: skip
     monkeypatch.setattr(script, "in_own_process", lambda given, steps: asked.append(given) or made_up)
     app = typer.Typer()
@@ -80,7 +80,7 @@ def test_a_line_for_every_number_of_anchors(script, target, answers, monkeypatch
     assert result.exit_code == 0, result.output
     assert [given.anchors for given in asked] == [8, 16] and all(given.blocks_at_once == 4 for given in asked)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.output.splitlines() if "%" in line]
-    assert lines[0] == ["8", "15.0", "500", "25 %", "25 %", "25 %", "25 %", "60 %", "1"]
+    assert lines[0] == ["8", "15.0", "500", "25 %", "25 %", "25 %", "25 %", "60 %", "3", "1"]
 
 
 def test_unusable_data_is_one_sentence(target, tmp_path):

@@ -41,6 +41,17 @@ def test_pace_comes_near_the_best_fixed_length(costs, chance):
     assert speed > 0.9 * best
 
 
+def test_a_machine_that_slows_down_changes_the_unit_not_the_choice():
+    times = StepTimes()
+    for size in (0, 2, 0, 2, 0, 2):
+        times.add(size, {0: 0.05, 2: 0.07}[size])
+    for _ in range(40):  # plain steps only, while the host is busy
+        times.add(0, 0.10)
+    for _ in range(3):
+        times.add(2, 0.14)
+    assert times.expect(2) / times.expect(0) == pytest.approx(1.4, rel=0.05)
+
+
 def test_a_useless_drafter_is_mostly_left_out_and_a_perfect_one_drafts_whole_blocks():
     _, useless = decode(COSTLY, 0.0)
     assert useless[0] > 0.6 * sum(useless)
@@ -66,9 +77,9 @@ def test_expected_seconds_lie_between_known_sizes():
     times = StepTimes()
     with pytest.raises(ValueError, match="No step has been timed"):
         times.expect(3)
-    for size, seconds in ((0, 1.0), (4, 3.0), (4, 3.0), (4, 90.0)):
+    for size, seconds in ((0, 0.5), (4, 1.5), (4, 1.5), (4, 1.5)):
         times.add(size, seconds)
-    assert [times.expect(size) for size in (0, 2, 4, 7)] == [1.0, 2.0, 3.0, 3.0]
+    assert [times.expect(size) for size in (0, 2, 4, 7)] == [1.0, 2.0, 3.0, 3.0]  # a unit is the first step
 
 
 def test_known_times_are_kept_by_target_and_left_behind_by_copies():

@@ -9,7 +9,8 @@ from rich.console import Console
 from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
-from .evaluation.compare import Comparison, answer, compare, decoding_options, draw_block, encode, warm_up
+from .evaluation.blocks import draw_block
+from .evaluation.compare import Comparison, answer, compare, decoding_options, encode, warm_up
 from .evaluation.drawing import comparison_table, lattice_table
 from .evaluation.loading import LoadingError, Pair, load_pair
 from .hub.targets import TargetUnavailableError, smollm2

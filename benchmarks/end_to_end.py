@@ -8,37 +8,27 @@ every block the same. A drafter that adapts its draft lengths to the machine is 
 acceptance lengths of equal drafts compare.
 """
 
-import json
-import os
-import platform
-import random
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from lilicorr.evaluation.compare import Answer, answer, decoding_options, encode, find_difference, warm_up
+from lilicorr.evaluation.arms import PLAIN, WHOLE, Measured, arms_of, ask, differences, named_folders
+from lilicorr.evaluation.compare import decoding_options, encode, warm_up
+from lilicorr.evaluation.files import writable, write_json
 from lilicorr.evaluation.loading import LoadingError, Pair, load_pair
-from lilicorr.evaluation.metrics import (
-    acceptance_by_slot,
-    acceptance_length,
-    loops,
-    mean_of_response_means,
-    tokens_per_verification,
-)
+from lilicorr.evaluation.machine import machine
+from lilicorr.evaluation.metrics import loops
+from lilicorr.evaluation.sets import choose, load_sets
+from lilicorr.evaluation.summary import arm_figures
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-PLAIN = "plain"
-WHOLE = ", whole blocks"
 console = Console(width=None if sys.stdout.isatty() else 160)  # a table in a file must not wrap
 
 
@@ -55,10 +45,8 @@ def main(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
 ) -> None:
     """Run the benchmark and print its tables."""
-    folders = dict(_named(text) for text in drafter)
-    if len(folders) < len(drafter):
-        raise SystemExit(f"Two drafters share a name in {', '.join(drafter)}; give each --drafter its own.")
-    if out is not None and (out.is_dir() or not _writable(out.parent)):
+    folders = _named(drafter)
+    if out is not None and (out.is_dir() or not writable(out.parent)):
         raise SystemExit(f"--out {out} cannot be written; name a file in a folder that can.")
     chosen = choose_prompts(data, prompts, seed)
     try:
@@ -80,85 +68,42 @@ def main(
         "all": summarise(rows),
         "without_loops": summarise([row for row in rows if not row["loops"]]),
         "sets": {name: summarise([r for r in rows if r["set"] == name]) for name in sorted({r["set"] for r in rows})},
-        "rows": [{**row, "arms": {name: asdict(run) for name, run in row["arms"].items()}} for row in rows],
+        "rows": [_plain_numbers(row) for row in rows],
     }
     show(report)
     if out is not None:
         write_json(out, report)
 
 
-def _named(text: str) -> tuple[str, str]:
-    name, separator, folder = text.partition("=")
-    if not separator or not name or not folder or name == PLAIN:
-        raise SystemExit(f"--drafter takes name=folder with a name other than {PLAIN!r}, got {text!r}.")
-    return name, folder
-
-
-def _writable(folder: Path) -> bool:
-    """Whether a file can be put into `folder`, which may have to be made."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+def _named(drafters: list[str]) -> dict[str, str]:
+    try:
+        return named_folders(drafters)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
 
 
 def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
     """`count` pairs of set name and first user turn, in turn from every JSONL file of `data`, shuffled by `seed`."""
-    files = sorted(data.glob("*.jsonl"))
-    if not files:
-        raise SystemExit(
-            f"{data} holds no *.jsonl files; give --data a folder with one file a set, each row "
-            '{"messages": [{"role": "user", "content": "…"}]} (GSM8K, HumanEval, MT-Bench … in that form).'
-        )
-    queues = []
-    for file in files:
-        try:
-            lines = enumerate(file.read_text(encoding="utf-8").split("\n"), start=1)
-        except UnicodeDecodeError:
-            raise SystemExit(f"{file} is not UTF-8 text; save it as UTF-8.") from None
-        turns = [_first_turn(line, f"{file} line {number}") for number, line in lines if line.strip()]
-        random.Random(seed).shuffle(turns)
-        queues.append([(file.stem, turn) for turn in turns[:count]])
-    if not any(queues):
-        raise SystemExit(f"The *.jsonl files of {data} hold no rows; give --data a folder with prompts.")
-    in_turn = [queue[i] for i in range(count) for queue in queues if i < len(queue)]
-    return in_turn[:count]
-
-
-def _first_turn(line: str, place: str) -> str:
     try:
-        turn = next(m["content"] for m in json.loads(line)["messages"] if m["role"] == "user")
-        if not isinstance(turn, str):
-            raise TypeError
-        return turn
-    except (json.JSONDecodeError, KeyError, TypeError, StopIteration):
-        raise SystemExit(f"{place} is not a JSON object with messages and a user turn; mend or remove it.") from None
+        return [(question.set, question.turns[0]) for question in choose(load_sets([data]), count, seed)]
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
 
 
 def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> Iterator[dict[str, Any]]:
     """Yield one row a prompt with an `Answer` of every arm; their order turns by one each prompt."""
-    arms: list[tuple[str, Any, dict[str, Any]]] = [(PLAIN, None, {})]
-    for name, drafter in pair.drafters.items():
-        arms.append((name, drafter, {}))
-        if drafter.config.draft_lengths == "adaptive" and pair.target.device.type == "cpu":
-            arms.append((name + WHOLE, drafter, {"num_assistant_tokens": drafter.config.num_slots}))
+    arms = arms_of(pair.drafters, pair.target.device)
     options = decoding_options(max_new_tokens)
     warm_up(pair.target, list(pair.drafters.values()), encode(pair.tokenizer, chosen[0][1], pair.target.device))
     for number, (name, prompt) in enumerate(track(chosen, description="prompts", console=console)):
         inputs = encode(pair.tokenizer, prompt, pair.target.device)
-        start = number % len(arms)
-        runs: dict[str, Answer] = {}
-        for arm, drafter, lengths in arms[start:] + arms[:start]:
-            runs[arm] = answer(pair.target, inputs, drafter, stages=True, **options, **lengths)
-        plain = runs[PLAIN].token_ids
-        differences = {
-            arm: find_difference(pair.target, inputs, plain, run.token_ids) for arm, run in runs.items() if arm != PLAIN
-        }
+        answers = ask(pair.target, arms, inputs, first=number, **options)
         yield {
             "set": name,
             "prompt_tokens": inputs["input_ids"].shape[1],
-            "loops": loops(plain),
-            "differences": {arm: asdict(found) for arm, found in differences.items() if found is not None},
-            "arms": {arm: runs[arm] for arm, *_ in arms},
+            "loops": loops(answers[PLAIN].token_ids),
+            "differences": differences(pair.target, inputs, answers),
+            "arms": answers,
         }
 
 
@@ -166,41 +111,12 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of every arm over `rows`: speed, acceptance, equality with plain, milliseconds a target pass by stage."""
     arms = {}
     for arm in rows[0]["arms"] if rows else []:
-        runs: list[Answer] = [row["arms"][arm] for row in rows]
-        traces = [run.trace for run in runs if run.trace is not None]
-        blocks = sum(trace.blocks for trace in traces)
-        stages = {stage: 1000 * sum(run.stages.get(stage, 0.0) for run in runs) for stage in ("draft", "target")}
-        gaps = [row["differences"][arm]["logit_gap"] for row in rows if arm in row["differences"]]
-        arms[arm] = {
-            "new_tokens": sum(len(run.token_ids) for run in runs),
-            "tokens_per_second": sum(len(run.token_ids) for run in runs) / sum(run.seconds for run in runs),
-            "equal": len(rows) - len(gaps),
-            "largest_logit_gap": max((gap for gap in gaps if gap is not None), default=None),
-        }
-        if traces:
-            passes = arms[arm]["new_tokens"] - sum(trace.accepted for trace in traces)  # each gives one token itself
-            arms[arm] |= {
-                "blocks": blocks,
-                "acceptance_length": acceptance_length(traces),
-                "mean_of_response_means": mean_of_response_means(traces),
-                "tokens_per_verification": tokens_per_verification(traces),
-                "acceptance_by_slot": acceptance_by_slot(traces),
-                "drafted_per_pass": sum(trace.drafted for trace in traces) / passes,
-                "milliseconds_per_pass": {stage: spent / passes for stage, spent in stages.items() if spent},
-            }
+        arms[arm] = arm_figures([Measured.of(row["arms"][arm], True, row["differences"].get(arm)) for row in rows])
     return {"answers": len(rows), "arms": arms}
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """What the figures were measured on."""
-    packages: dict[str, str | None] = {}
-    for name in ("lilicorr", "torch", "transformers"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = None
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": place, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}
+def _plain_numbers(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {part: {name: asdict(one) for name, one in row[part].items()} for part in ("differences", "arms")}
 
 
 def show(report: dict[str, Any]) -> None:
@@ -266,17 +182,10 @@ def sets_table(sets: dict[str, Any]) -> Table:
         for arm in arms:
             figures = summary["arms"][arm]
             speed = _ratio(figures, summary["arms"][PLAIN], "tokens_per_second")
-            cells.append(f"{figures['acceptance_length']:.2f} ({speed})")
+            length = figures.get("acceptance_length")
+            cells.append("" if length is None else f"{length:.2f} ({speed})")
         table.add_row(name, str(summary["answers"]), *cells)
     return table
-
-
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Write `report` to `path`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        json.dump(report, file, indent=1)
-    os.replace(file.name, path)
 
 
 if __name__ == "__main__":

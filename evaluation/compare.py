@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..modeling_lilicorr.lattice import Lattice
 from .metrics import Trace, first_difference
 
 
@@ -50,27 +49,24 @@ class Comparison:
     difference: Difference | None = None
 
 
-@dataclass(frozen=True)
-class DrawnBlock:
-    """One block drafted again on a known answer: its lattice, the drafted ids, and how many the answer confirms."""
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask` `[1, length]` (int64), by the chat template if there is one.
 
-    lattice: Lattice
-    token_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    accepted: int
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask` `[1, length]` (int64): one user turn by the chat template, if there is one.
+    Args:
+        prompt: one user turn, or the messages of a conversation; without a template they are joined by line breaks.
 
     Raises:
         ValueError: if the prompt has no tokens.
     """
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    encoded: Any
     if tokenizer.chat_template is None:
-        encoded = tokenizer(prompt, return_tensors="pt")
+        encoded = tokenizer("\n".join(message["content"] for message in messages), return_tensors="pt")
     else:
-        turn = [{"role": "user", "content": prompt}]
-        encoded = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        options: Any = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+        encoded = tokenizer.apply_chat_template(messages, **options)
     if encoded["input_ids"].shape[-1] == 0:
         raise ValueError(f"The prompt {prompt!r} has no tokens, and a model needs one to go on from; give some text.")
     return {key: encoded[key].to(device) for key in ("input_ids", "attention_mask")}
@@ -99,7 +95,7 @@ def answer(
     Args:
         target: the causal LM; inputs: from `encode`; drafter: the assistant model, or `None` for plain generation.
         seed: set before the call.
-        stages: also time drafting and the target's passes apart (CPU only: a GPU would have to be waited for).
+        stages: also time the prompt's pass ("prefill"), drafting and the target's other passes apart.
         **options: passed to `generate`, see `decoding_options`.
 
     Returns:
@@ -108,14 +104,16 @@ def answer(
     torch.manual_seed(seed)
     if drafter is not None:
         options["assistant_model"] = drafter
-    spent: dict[str, float] = {}
-    with _stage_clock(target, drafter, spent if stages and target.device.type == "cpu" else None):
+    known = stages and drafter is not None and target.device.type in ("cpu", "cuda")
+    clock = _Clock(target.device) if known else None
+    with _stage_clock(target, drafter, clock):
         _wait(target.device)
         started = time.perf_counter()
         output = cast(Any, target).generate(**inputs, **options)
         _wait(target.device)
         seconds = time.perf_counter() - started
     new = tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
+    spent = {} if clock is None else clock.spent()
     return Answer(new, seconds, None if drafter is None else _trace(drafter, len(new)), spent)
 
 
@@ -129,27 +127,52 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class _Clock:
+    """Tells seconds between moments: read off the clock on a CPU, off events on a GPU, where nothing waits for it.
+
+    `spent` of a GPU is complete only after the device has been waited for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._spans: list[tuple[str, Any, Any]] = []
+
+    def now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def add(self, stage: str, started: Any) -> None:
+        self._spans.append((stage, started, self.now()))
+
+    def spent(self) -> dict[str, float]:
+        """Seconds by stage."""
+        totals = {"prefill": 0.0, "draft": 0.0, "target": 0.0}
+        for stage, started, ended in self._spans:
+            totals[stage] += started.elapsed_time(ended) / 1000 if self._on_gpu else ended - started
+        return totals
+
+
 @contextmanager
-def _stage_clock(target: PreTrainedModel, drafter: Any, spent: dict[str, float] | None) -> Iterator[None]:
-    """Add the seconds inside the target's forward and the drafter's `draft` to `spent`; `None` measures nothing."""
-    if spent is None or drafter is None:
+def _stage_clock(target: PreTrainedModel, drafter: Any, clock: _Clock | None) -> Iterator[None]:
+    """Note the seconds inside the target's forward and the drafter's `draft`; `None` measures nothing."""
+    if clock is None:
         yield
         return
-    spent.update(draft=0.0, target=0.0)
     draft = drafter.draft
-    entered: list[float] = []
+    entered: list[Any] = []
+    stages = iter(("prefill",))  # the first pass of a call reads the prompt; all later ones verify
 
     def timed_draft(*args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
+        started = clock.now()
         result = draft(*args, **kwargs)
-        spent["draft"] += time.perf_counter() - started
+        clock.add("draft", started)
         return result
 
-    def leave(*_: Any) -> None:
-        spent["target"] += time.perf_counter() - entered.pop()
-
-    before = target.register_forward_pre_hook(lambda *_: entered.append(time.perf_counter()))
-    after = target.register_forward_hook(leave)
+    before = target.register_forward_pre_hook(lambda *_: entered.append(clock.now()))
+    after = target.register_forward_hook(lambda *_: clock.add(next(stages, "target"), entered.pop()))
     drafter.draft = timed_draft
     try:
         yield
@@ -204,59 +227,3 @@ def find_difference(
     shared = torch.tensor([left[:index]], dtype=prompt.dtype, device=prompt.device)
     logits = target(torch.cat([prompt, shared], dim=1)).logits[0, -1].float()
     return Difference(index, float((logits[left[index]] - logits[right[index]]).abs()))
-
-
-@torch.no_grad()
-def draw_block(
-    target: PreTrainedModel,
-    drafter: Any,
-    inputs: dict[str, torch.Tensor],
-    token_ids: Sequence[int],
-    tries: int = 12,
-) -> DrawnBlock | None:
-    """Draft one block again in the midst of an answer, to show what the head saw and chose.
-
-    Of the `tries` positions around the middle, the block in which the answer confirms most picks that are not their
-    slot's likeliest candidate is taken (the plain middle one where there is no such pick).
-
-    Args:
-        target, drafter, inputs: as for `answer`; token_ids: the answer that `target` gave to `inputs`.
-        tries: positions looked at.
-
-    Returns:
-        The block, or `None` if the answer is too short to hold one.
-    """
-    prompt = inputs["input_ids"]
-    ids = torch.cat([prompt, torch.tensor([list(token_ids)], dtype=prompt.dtype, device=prompt.device)], dim=1)
-    slots = drafter.config.block_size - 1
-    first, last = prompt.shape[1], ids.shape[1] - 1 - slots
-    if last < first:
-        return None
-    hidden = target(ids, output_hidden_states=True, use_cache=False).hidden_states
-    taps = torch.cat([hidden[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
-    taps = taps.to(device=drafter.device, dtype=drafter.dtype)
-    middle = (first + last) // 2
-    nearest = sorted(range(first, last + 1), key=lambda position: abs(position - middle))[:tries]
-    blocks = [_draft_at(target, drafter, ids, taps, position) for position in nearest]
-    return max(blocks, key=_confirmed_corrections)  # the first of equals: the one nearest to the middle
-
-
-def _draft_at(target: Any, drafter: Any, ids: torch.Tensor, taps: torch.Tensor, position: int) -> DrawnBlock:
-    embedding, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-    draft = drafter.draft(
-        ids[0, position : position + 1].to(drafter.device),
-        taps[:, :position],
-        torch.arange(position, device=drafter.device)[None],
-        drafter.new_cache(),
-        lambda tokens: embedding(tokens.to(target.device)).to(device=drafter.device, dtype=drafter.dtype),
-        lambda states: lm_head(states.to(device=target.device, dtype=target.dtype)).to(drafter.device),
-        return_lattice=True,
-    )
-    drafted = draft.tokens[0].tolist()
-    truth = ids[0, position + 1 : position + 1 + len(drafted)].tolist()
-    accepted = first_difference(drafted, truth)
-    return DrawnBlock(draft.lattice, tuple(drafted), tuple(truth), len(drafted) if accepted is None else accepted)
-
-
-def _confirmed_corrections(block: DrawnBlock) -> int:
-    return int((block.lattice.picks[0, : block.accepted] > 0).sum())

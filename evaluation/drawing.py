@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from .compare import Comparison, DrawnBlock
+from .blocks import DrawnBlock
+from .compare import Comparison
 from .metrics import Trace, acceptance_length
 
 PROMPT_WIDTH = 14
@@ -75,7 +76,7 @@ def lattice_table(block: DrawnBlock, tokenizer: PreTrainedTokenizerBase, shown: 
     """Candidates of every slot, likeliest first, and the walk: green while the target agrees, red where it ends.
 
     Args:
-        block: from `compare.draw_block`; shown: candidates listed a slot (the walk's own is always shown).
+        block: from `blocks.draw_block`; shown: candidates listed a slot (the walk's own is always shown).
     """
     candidates = block.lattice.candidates[0].tolist()
     log_probs = block.lattice.log_probs[0].tolist()

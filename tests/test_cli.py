@@ -5,7 +5,8 @@ import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.cli import app
-from lilicorr.evaluation.compare import answer, decoding_options, draw_block, encode, find_difference
+from lilicorr.evaluation.blocks import draw_block
+from lilicorr.evaluation.compare import answer, decoding_options, encode, find_difference
 from lilicorr.evaluation.drawing import comparison_table
 from lilicorr.evaluation.loading import LoadingError, load_pair, resolve_dtype
 from lilicorr.hub.targets import TargetUnavailableError

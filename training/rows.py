@@ -7,7 +7,12 @@ from typing import Any
 
 
 def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSONL file; blank lines are skipped.
+    """Rows of a JSONL file; blank lines are skipped. Raises what `numbered_jsonl` does."""
+    return (row for _, row in numbered_jsonl(path))
+
+
+def numbered_jsonl(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line numbers and rows of a JSONL file; blank lines are skipped.
 
     Raises:
         ValueError: for a line that is not a JSON object in UTF-8, naming file and line.
@@ -24,7 +29,7 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{path} line {number} is not valid JSON ({error.msg}); mend or remove it.") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{path} line {number} holds {type(row).__name__}, expected one JSON object a line.")
-            yield row
+            yield number, row
 
 
 def check_messages(path: str | Path, row: dict[str, Any], column: str = "messages") -> list[dict[str, Any]]:

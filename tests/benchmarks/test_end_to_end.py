@@ -88,7 +88,7 @@ def test_broken_line_is_named(script, data):
 @pytest.mark.parametrize("text", ["folder", "=folder", "name=", "plain=folder"])
 def test_drafters_are_named(script, text):
     with pytest.raises(SystemExit, match="name=folder"):
-        script._named(text)
+        script._named([text])
 
 
 def test_empty_and_foreign_files_and_content_that_is_no_text(script, tmp_path):

@@ -1,0 +1,153 @@
+"""Ask every question of every arm, row by row, and put the finished rows together."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .arms import PLAIN, Measured, arms_of, ask, differences
+from .compare import Answer, decoding_options, encode, warm_up
+from .coverage import add_coverage, count_coverage
+from .journal import Journal
+from .loading import Pair
+from .machine import fingerprint, machine
+from .sets import Question, in_order
+from .summary import Asked, by_temperature
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How every question is asked.
+
+    Attributes:
+        max_new_tokens: tokens of each answer at most.
+        temperatures: 0 is greedy; seeds: of the runs at every temperature above it; greedy_runs: runs at 0.
+        all_turns: ask later turns too, on top of plain decoding's answers to those before.
+        coverage_blocks: blocks of each question's first answer drafted again to count coverage; 0: none.
+    """
+
+    max_new_tokens: int
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    seeds: tuple[int, ...] = (42, 43, 44)
+    greedy_runs: int = 1
+    all_turns: bool = False
+    coverage_blocks: int = 4
+
+    @property
+    def runs(self) -> list[tuple[float, int]]:
+        """Temperature and seed of every run."""
+        greedy = list(range(self.greedy_runs))
+        return [(heat, seed) for heat in self.temperatures for seed in (self.seeds if heat > 0 else greedy)]
+
+
+def settings_of(pair: Pair, target: str | Path, drafters: dict[str, str], plan: Plan) -> dict[str, Any]:
+    """All that decides about rows: models with what tells their weights apart, the plan, the machine."""
+    return {
+        "format": 1,
+        "target": {"source": str(target), "weights": fingerprint(target, pair.target)},
+        "drafters": {
+            name: {"source": str(source), "weights": fingerprint(source, pair.drafters[name])}
+            for name, source in drafters.items()
+        },
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "plan": asdict(plan),
+        "machine": machine(pair.target.device),
+    }
+
+
+def evaluate(pair: Pair, questions: Iterable[Question], plan: Plan, journal: Journal) -> None:
+    """Ask those of `questions` that `journal` does not hold yet, and append a row for each.
+
+    A question that does not fit the target's context, with its answer, becomes a row that says so.
+    """
+    warm = False
+    for number, question in enumerate(questions):
+        if question.key in journal.rows:
+            continue
+        if not warm:
+            inputs = encode(pair.tokenizer, _messages(question)[:1], pair.target.device)
+            warm_up(pair.target, list(pair.drafters.values()), {key: ids[:, :64] for key, ids in inputs.items()})
+            warm = True
+        journal.add(_row(pair, question, plan, number))
+
+
+def _messages(question: Question) -> list[dict[str, str]]:
+    system = [] if question.system is None else [{"role": "system", "content": question.system}]
+    return [*system, {"role": "user", "content": question.turns[0]}]
+
+
+def _row(pair: Pair, question: Question, plan: Plan, number: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"key": question.key, "set": question.set, "category": question.category, "asked": []}
+    limit = getattr(pair.target.config.get_text_config(), "max_position_embeddings", None)
+    for count, (temperature, seed) in enumerate(plan.runs):
+        arms = arms_of(pair.drafters, pair.target.device, temperature)
+        messages = _messages(question)
+        for turn in range(len(question.turns) if plan.all_turns else 1):
+            if turn:
+                messages.append({"role": "user", "content": question.turns[turn]})
+            inputs = encode(pair.tokenizer, messages, pair.target.device)
+            length = inputs["input_ids"].shape[1]
+            if limit is not None and length + plan.max_new_tokens > limit:
+                row["left_out"] = f"{length} prompt and {plan.max_new_tokens} new tokens exceed the context of {limit}"
+                break
+            draw = zlib.crc32(f"{seed} {turn} {question.key}".encode())  # its own, whatever was asked before
+            options = decoding_options(plan.max_new_tokens, temperature)
+            answers = ask(pair.target, arms, inputs, first=number + count, seed=draw, **options)
+            greedy = temperature == 0
+            parted = differences(pair.target, inputs, answers) if greedy else {}
+            measured = {
+                name: Measured.of(given, greedy and name != PLAIN, parted.get(name)).to_json()
+                for name, given in answers.items()
+            }
+            run = {"temperature": temperature, "seed": seed, "turn": turn, "prompt_tokens": length, "arms": measured}
+            row["asked"].append(run)
+            if count == turn == 0 and plan.coverage_blocks:
+                row["coverage"] = _coverage(pair, inputs, answers[PLAIN], plan.coverage_blocks, draw)
+            said = pair.tokenizer.decode(answers[PLAIN].token_ids, skip_special_tokens=True)
+            messages.append({"role": "assistant", "content": str(said)})
+    return row
+
+
+def _coverage(pair: Pair, inputs: dict[str, Any], plain: Answer, blocks: int, seed: int) -> dict[str, Any]:
+    counts = {
+        name: count_coverage(pair.target, drafter, inputs, plain.token_ids, blocks, seed)
+        for name, drafter in pair.drafters.items()
+    }
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def report_of(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The report on finished `rows`: by temperature (see `summary.by_temperature`), and `coverage` by drafter and set.
+
+    Raises:
+        ValueError: if no row holds an answer.
+    """
+    asked = [_asked(row, run) for row in rows for run in row["asked"]]
+    if not asked:
+        raise ValueError(
+            f"No question was answered, since {rows[0]['left_out']}; ask shorter ones or lower --max-new-tokens."
+            if rows and "left_out" in rows[0]
+            else "No question was answered; give --data and --benchmarks some prompts."
+        )
+    sets = in_order({one.set for one in asked})
+    return {
+        "settings": settings,
+        "questions": sum(bool(row["asked"]) for row in rows),
+        "left_out": {row["key"]: row["left_out"] for row in rows if "left_out" in row},
+        "temperatures": by_temperature(asked, sets),
+        "coverage": {name: _covered(rows, name, sets) for name in settings["drafters"]},
+    }
+
+
+def _asked(row: dict[str, Any], run: dict[str, Any]) -> Asked:
+    arms = {name: Measured.from_json(measured) for name, measured in run["arms"].items()}
+    return Asked(row["set"], row["category"], run["prompt_tokens"], run["temperature"], run["seed"], arms)
+
+
+def _covered(rows: Sequence[dict[str, Any]], drafter: str, sets: Sequence[str]) -> dict[str, Any]:
+    def of(name: str | None) -> dict[str, Any] | None:
+        held = [row.get("coverage", {}) for row in rows if name in (None, row["set"])]
+        return add_coverage(one[drafter] for one in held if drafter in one)
+
+    return {"all": of(None), "sets": {name: covered for name in sets if (covered := of(name)) is not None}}

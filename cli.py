@@ -10,6 +10,7 @@ from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
 from .evaluation.blocks import draw_block
+from .evaluation.command import evaluate
 from .evaluation.compare import Comparison, answer, compare, decoding_options, encode, warm_up
 from .evaluation.drawing import comparison_table, lattice_table
 from .evaluation.loading import LoadingError, Pair, load_pair
@@ -147,6 +148,7 @@ def _template_option(text: str) -> tuple[str, Any]:
 
 
 app.command()(train)
+app.command()(evaluate)
 
 
 def _embedded_target() -> str:

@@ -1,4 +1,4 @@
-"""Finished rows of an evaluation, one JSON line each behind a first line of settings; a stopped run goes on from them."""
+"""Finished rows of an evaluation, a JSON line each behind a first line of settings; a stopped run goes on from them."""
 
 import json
 import os
@@ -20,13 +20,14 @@ class Journal:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.rows: dict[str, dict[str, Any]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         lines = [self._parse(number, line) for number, line in enumerate(whole.splitlines(), 1)]
         if lines:
-            _check(path, lines[0].get("settings"), json.loads(json.dumps(settings)))
+            _check(path, lines[0].get("settings"), self.settings)
         if len(whole) < len(data):
             os.truncate(path, len(whole))
         for number, row in enumerate(lines[1:], 2):
@@ -34,7 +35,7 @@ class Journal:
                 raise ValueError(f"{path} line {number} is no row of an evaluation; remove it.")
             self.rows[row["key"]] = row
         if not lines:
-            self._append({"settings": settings})
+            self._append({"settings": self.settings})
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a finished row, named by its `key`.

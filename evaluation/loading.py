@@ -1,5 +1,6 @@
 """Load a target and its drafter through the Auto classes, with one clear sentence for what cannot be loaded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def _cpu_has(check: str) -> bool:
 
 def load_pair(
     target: str | Path,
-    drafters: dict[str, str | Path],
+    drafters: Mapping[str, str | Path],
     *,
     dtype: str = "auto",
     device: str = "auto",

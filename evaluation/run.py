@@ -41,11 +41,15 @@ class Plan:
         return [(heat, seed) for heat in self.temperatures for seed in (self.seeds if heat > 0 else greedy)]
 
 
-def settings_of(pair: Pair, target: str | Path, drafters: dict[str, str], plan: Plan) -> dict[str, Any]:
-    """All that decides about rows: models with what tells their weights apart, the plan, the machine."""
+def settings_of(pair: Pair, name: str, drafters: dict[str, str], plan: Plan, target: str | Path) -> dict[str, Any]:
+    """All that decides about rows: models with what tells their weights apart, the plan, the machine.
+
+    Args:
+        name: what a report calls the target; target, drafters: what `pair` was loaded from.
+    """
     return {
         "format": 1,
-        "target": {"source": str(target), "weights": fingerprint(target, pair.target)},
+        "target": {"source": name, "weights": fingerprint(target, pair.target)},
         "drafters": {
             name: {"source": str(source), "weights": fingerprint(source, pair.drafters[name])}
             for name, source in drafters.items()
@@ -104,7 +108,7 @@ def _row(pair: Pair, question: Question, plan: Plan, number: int) -> dict[str, A
             row["asked"].append(run)
             if count == turn == 0 and plan.coverage_blocks:
                 row["coverage"] = _coverage(pair, inputs, answers[PLAIN], plan.coverage_blocks, draw)
-            said = pair.tokenizer.decode(answers[PLAIN].token_ids, skip_special_tokens=True)
+            said = pair.tokenizer.decode(list(answers[PLAIN].token_ids), skip_special_tokens=True)
             messages.append({"role": "assistant", "content": str(said)})
     return row
 

@@ -1,0 +1,74 @@
+"""The command line of the evaluator: `lilicorr evaluate`."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from ..hub.targets import TargetUnavailableError, smollm2
+from .arms import named_folders
+from .files import writable
+from .journal import Journal
+from .loading import LoadingError, load_pair
+from .report import write_report
+from .run import Plan, report_of, settings_of
+from .run import evaluate as run
+from .sets import choose, load_sets
+
+ROWS = "rows.jsonl"
+
+
+def evaluate(
+    drafter: Annotated[list[str], typer.Option(help="name=folder (or repository); may be given several times.")],
+    data: Annotated[list[str], typer.Option(help="Folder of JSONL files of prompts, or such a file; several times.")],
+    output: Annotated[Path, typer.Option(help="Folder for the rows, report.json, report.md and its plots.")],
+    target: Annotated[str, typer.Option(help="Folder or repository of the target; unset: SmolLM2-135M-Instruct.")] = "",
+    benchmarks: Annotated[list[str] | None, typer.Option(help="Sets to ask, by file name; all unless given.")] = None,
+    prompts: Annotated[int, typer.Option(min=0, help="Prompts in all, in turn from every set; 0: all.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer at most.")] = 256,
+    temperature: Annotated[list[float] | None, typer.Option(min=0.0, help="0 is greedy; 0 and 1 unless given.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Of the sampled runs; 42, 43 and 44 unless given.")] = None,
+    greedy_runs: Annotated[int, typer.Option(min=1, help="Greedy runs of each prompt: times differ, not text.")] = 1,
+    turns: Annotated[str, typer.Option(help="first; or all, on top of plain decoding's answers.")] = "first",
+    coverage_blocks: Annotated[int, typer.Option(min=0, help="Blocks a prompt to count coverage on; 0: none.")] = 4,
+    poolings: Annotated[bool, typer.Option("--poolings", help="Also pool acceptance as other evaluators do.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
+) -> None:
+    """Measure drafters against plain decoding and each other. The same command again resumes a stopped run."""
+    try:
+        folders = named_folders(drafter)
+        temperatures, seeds = temperature or [0.0, 1.0], seed or [42, 43, 44]
+        for name, values in (("--temperature", temperatures), ("--seed", seeds)):
+            if len(set(values)) < len(values) or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} is given as {values}, expected finite numbers, each once.")
+        if turns not in ("first", "all"):
+            raise ValueError(f"--turns is {turns!r}, expected first or all.")
+        if output.is_file() or not writable(output):
+            raise ValueError(f"--output {output} cannot be written; name a folder that can.")
+        names = [name for text in benchmarks or ["all"] for name in text.split(",") if name]
+        questions = choose(load_sets(data, names), prompts)
+        plan = Plan(max_new_tokens, tuple(temperatures), tuple(seeds), greedy_runs, turns == "all", coverage_blocks)
+        source = target or str(smollm2())
+        pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        journal = Journal(output / ROWS, settings_of(pair, target or "SmolLM2-135M-Instruct", folders, plan, source))
+        console = Console(stderr=True)
+        run(pair, track(questions, description="prompts", console=console), plan, journal)
+        rows = [journal.rows[question.key] for question in questions]
+        path = write_report(output, report_of(journal.settings, rows), poolings)
+    except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
+        raise _stop(error) from error
+    Console().print(f"report in {path}", markup=False, soft_wrap=True)
+
+
+def _stop(error: Exception) -> typer.Exit:
+    """Print one sentence on stderr; raise what this returns."""
+    said = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        said = f"{error.filename}: {error.strerror}; give another path."
+    Console(stderr=True).print(said, style="red", markup=False, soft_wrap=True)
+    return typer.Exit(1)

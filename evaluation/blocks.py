@@ -1,5 +1,6 @@
 """Blocks drafted again on a known answer, outside any timed run, to see what a head saw and chose."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,8 @@ def draft_again(
         return []
     prompt = inputs["input_ids"]
     ids = torch.cat([prompt, torch.tensor([list(token_ids)], dtype=prompt.dtype, device=prompt.device)], dim=1)
-    hidden = target(ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+    fewest = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(target.forward).parameters else {}
+    hidden = target(ids, output_hidden_states=True, use_cache=False, **fewest).hidden_states
     taps = torch.cat([hidden[i + 1].to(drafter.device) for i in drafter.config.target_layer_ids], dim=-1)
     taps = taps.to(drafter.dtype)
     return [_draft_at(target, drafter, ids, taps, position) for position in positions]

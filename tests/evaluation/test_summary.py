@@ -8,14 +8,12 @@ from lilicorr.evaluation.paper_tables import LENGTH, RATE, SPEED_UP, against_tab
 from lilicorr.evaluation.summary import Asked, arm_figures, by_temperature, condense, spread
 
 
-def measured(accepted, seconds, stages=(0.0, 0.0, 0.0), **more):
+def measured(accepted, seconds, stages=(0.0, 0.0, 0.0)):
     """An answer of blocks with these numbers of accepted drafts, one token from the prefill."""
     per_slot = tuple(sum(count > slot for count in accepted) for slot in range(4))
     new = 1 + sum(accepted) + len(accepted)
     names = dict(zip(("prefill", "draft", "target"), stages, strict=True))
-    return Measured(
-        new, seconds, more.pop("loops", False), Trace(len(accepted), per_slot, new, 4 * len(accepted)), names
-    )
+    return Measured(new, seconds, False, Trace(len(accepted), per_slot, new, 4 * len(accepted)), names)
 
 
 def plain(new, seconds, loops=False):

@@ -6,13 +6,15 @@ from lilicorr.evaluation.coverage import add_coverage, count_coverage
 from lilicorr.evaluation.loading import load_pair
 from lilicorr.modeling_lilicorr.lattice import Lattice
 
+OPTIONS = decoding_options(14) | {"min_new_tokens": 14}
+
 
 @pytest.fixture(scope="module")
 def asked(tiny_folders):
     drafters = {name: tiny_folders / name for name in ("lilicorr", "none")}
     pair = load_pair(tiny_folders / "target", drafters, dtype="fp32", device="cpu")
     inputs = encode(pair.tokenizer, "abc", pair.target.device)
-    return pair, inputs, answer(pair.target, inputs, **decoding_options(14)).token_ids
+    return pair, inputs, answer(pair.target, inputs, **OPTIONS).token_ids
 
 
 @pytest.mark.parametrize("head", ["lilicorr", "none"])
@@ -36,7 +38,7 @@ def test_counts_are_those_of_the_drafted_blocks(asked, head):
 def test_blocks_drafted_again_are_those_of_the_timed_run(asked):
     pair, inputs, said = asked
     drafter = pair.drafters["none"]
-    run = answer(pair.target, inputs, drafter, **decoding_options(14))
+    run = answer(pair.target, inputs, drafter, **OPTIONS)
     committed = drafter.last_generation.committed_per_block[0]
     first = draft_again(pair.target, drafter, inputs, said, [inputs["input_ids"].shape[1]])[0]
     assert run.token_ids == said and first.accepted == committed - 1

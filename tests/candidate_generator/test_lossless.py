@@ -133,9 +133,9 @@ def test_padding_does_not_change_the_draft(llama, llama_drafter, prompt):
     contexts = []
     original = type(llama_drafter).draft
 
-    def spy(anchor, states, positions, *rest):
+    def spy(anchor, states, positions, *rest, **options):
         contexts.append((states, positions))
-        return original(llama_drafter, anchor, states, positions, *rest)
+        return original(llama_drafter, anchor, states, positions, *rest, **options)
 
     llama_drafter.draft = spy
     for given, options in ((ids, {}), (padded, {"attention_mask": mask})):

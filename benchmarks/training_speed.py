@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,9 +98,9 @@ def in_own_process(settings: TrainSettings, steps: int) -> dict[str, Any]:
     Raises:
         SystemExit: if it fails.
     """
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.apply(measure, (settings, steps))
+            return pool.submit(measure, settings, steps).result()
         except (ValueError, OSError) as error:
             raise SystemExit(" ".join(str(error).split())) from None
 

@@ -88,4 +88,5 @@ def test_unusable_data_is_one_sentence(target, tmp_path):
     command = [sys.executable, SCRIPT, "--data", tmp_path / "broken.jsonl", "--target", target]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
-    assert "line 1 is not valid JSON" in run.stderr and run.stderr.strip().endswith("; mend or remove it.")
+    said = run.stderr.strip().splitlines()[-1]
+    assert "line 1 is not valid JSON" in said and said.endswith("; mend or remove it.")

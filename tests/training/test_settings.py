@@ -32,7 +32,7 @@ def test_options_win_over_the_file(tmp_path):
     ("text", "message"),
     [
         ("step: 5", "sets 'step', which is none of target"),
-        ("objective: {alpha: 1}", "sets 'alpha', which is none of beta"),
+        ("objective: {delta: 1}", "sets 'delta', which is none of beta"),
         ("- 1", "holds list, expected a mapping"),
         ("a: [", "is not valid YAML"),
         ("steps: abc", "steps is 'abc', expected int"),

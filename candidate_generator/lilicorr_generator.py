@@ -116,9 +116,10 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         """
         if is_first_iteration:
             return input_ids, None
-        self._context.wait(*self._committed(model_outputs.hidden_states, int(n_last_matches)))
+        accepted = int(n_last_matches)  # once: on a GPU it waits for the device
+        self._context.wait(*self._committed(model_outputs.hidden_states, accepted))
         self._context.rows = self._rows
-        self._asked = self._next_length(int(n_last_matches))
+        self._asked = self._next_length(accepted)
         tokens = self._draft(input_ids, self._asked)
         self._drafted = tokens.shape[1]
         self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, self._drafted)

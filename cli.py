@@ -14,6 +14,7 @@ from .evaluation.command import evaluate
 from .evaluation.compare import Comparison, answer, compare, decoding_options, encode, warm_up
 from .evaluation.drawing import comparison_table, lattice_table
 from .evaluation.loading import LoadingError, Pair, load_pair
+from .evaluation.replay_command import replayed
 from .hub.targets import TargetUnavailableError, smollm2
 from .training.command import sentence, train
 
@@ -149,6 +150,7 @@ def _template_option(text: str) -> tuple[str, Any]:
 
 app.command()(train)
 app.command()(evaluate)
+app.command("replay")(replayed)
 
 
 def _embedded_target() -> str:

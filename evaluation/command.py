@@ -61,11 +61,11 @@ def evaluate(
         rows = [journal.rows[question.key] for question in questions]
         path = write_report(output, report_of(journal.settings, rows), poolings)
     except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
-        raise _stop(error) from error
+        raise stop(error) from error
     Console().print(f"report in {path}", markup=False, soft_wrap=True)
 
 
-def _stop(error: Exception) -> typer.Exit:
+def stop(error: Exception) -> typer.Exit:
     """Print one sentence on stderr; raise what this returns."""
     said = " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename and error.strerror:

@@ -2,12 +2,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
-from .anchors import Blocks, block_mask
+from .anchors import Blocks
+from .block_states import block_states
 from .head_loss import Slots
 from .head_losses import build_head_loss
 from .losses import Objective, accepted, pace_weights, slot_weights
@@ -67,11 +67,13 @@ class JointObjective(nn.Module):
         (target,) = self._target
         config, lm_head = self.drafter.config, target.get_output_embeddings()
         weight, bias = lm_head.weight[: config.vocab_size], getattr(lm_head, "bias", None)
-        context, states = self._block_states(target, input_ids, taps, blocks)
+        context, states = block_states(
+            self.drafter, target.get_input_embeddings(), input_ids, taps, blocks.anchors, self.together
+        )
         rows = blocks.keep.flatten()  # blocks that only fill the width leave here
         labels = blocks.labels.flatten(0, 1)[rows]
         supervised = blocks.supervised.flatten(0, 1)[rows]
-        hidden = states[rows, 1:]
+        hidden = states.flatten(0, 1)[rows, 1:]
         shape = hidden.shape[:2]
 
         on_lattice = self.head_loss.on_lattice
@@ -124,29 +126,6 @@ class JointObjective(nn.Module):
         )
         sums |= self.head_loss.sums(self.drafter.head, slots)
         return sums
-
-    def _block_states(
-        self, target: PreTrainedModel, input_ids: Tensor, taps: Tensor, blocks: Blocks
-    ) -> tuple[Tensor, Tensor]:
-        """Context rows `[batch, S, d]` and block states `[batch * N, B, d]` under the training mask."""
-        drafter = self.drafter
-        size = drafter.config.block_size
-        batch, width = blocks.anchors.shape
-        parts = -(-width // self.together)
-        group = -(-width // parts)
-        anchors = F.pad(blocks.anchors, (0, parts * group - width)).view(-1, group)  # what fills up starts at 0
-        context = drafter.project_context(taps.to(drafter.dtype))
-        anchor_ids = input_ids.repeat_interleave(parts, dim=0).gather(1, anchors)
-        noise = target.get_input_embeddings()(drafter.block_ids(anchor_ids.flatten())).to(drafter.dtype)
-        positions = anchors[..., None] + torch.arange(size, device=input_ids.device)
-        states = drafter.decode_block(
-            noise.view(len(anchors), group * size, -1),
-            context,
-            positions.flatten(1),
-            torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape),
-            block_mask(anchors, input_ids.shape[1], size),
-        )
-        return context, states.reshape(batch, parts * group, size, -1)[:, :width].flatten(0, 1)
 
     def loss(self, sums: dict[str, Tensor], denominators: dict[str, Tensor], progress: float = 1.0) -> Tensor:
         """The loss from this batch's sums and the denominators of the whole step.

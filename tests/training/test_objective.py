@@ -3,6 +3,7 @@ import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.kernels.reference import lattice_scores, topk_logsumexp
 from lilicorr.training.anchors import sample_blocks
+from lilicorr.training.block_states import block_states
 from lilicorr.training.losses import Objective
 from lilicorr.training.objective import JointObjective
 from lilicorr.training.target import target_pass
@@ -153,10 +154,9 @@ def test_d_pace_weighs_slots_by_what_the_drafter_promises(setup):
     target, drafter, input_ids, blocks = setup
     paced = Objective(slot_weighting="d-pace", alpha=0.4, gamma=0.0)
     sums = run(JointObjective(drafter, target, paced), input_ids, blocks)
-    joint = JointObjective(drafter, target, paced)
     taps, _ = target_pass(target, input_ids, drafter.config.target_layer_ids)
-    _, states = joint._block_states(target, input_ids, taps, blocks)
-    log_probs = target.get_output_embeddings()(states[:, 1:]).log_softmax(-1).view(*blocks.labels.shape, -1)
+    _, states = block_states(drafter, target.get_input_embeddings(), input_ids, taps, blocks.anchors, together=3)
+    log_probs = target.get_output_embeddings()(states[:, :, 1:]).log_softmax(-1).view(*blocks.labels.shape, -1)
     loss, weight = torch.zeros(()), 0.0
     for row, n in blocks.keep.nonzero().tolist():
         valid = [j for j in range(BLOCK - 1) if blocks.supervised[row, n, j]]

@@ -1,0 +1,118 @@
+"""The command line of the replay: `lilicorr replay`."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from ..hub.targets import TargetUnavailableError, smollm2
+from ..training.data import load_examples
+from ..training.decode import stop_ids
+from ..training.target import target_pass
+from .arms import named_folders
+from .command import ROWS, stop
+from .files import writable
+from .journal import Journal
+from .loading import LoadingError, Pair, load_pair
+from .machine import fingerprint
+from .metrics import loops
+from .replay import Text, answers_in, replay
+from .replay_report import replay_report, write_replay_report
+
+
+def replayed(
+    answers: Annotated[
+        list[str], typer.Option(help="Folder of JSONL files of `lilicorr regenerate`, one a set, or such a file.")
+    ],
+    drafter: Annotated[list[str], typer.Option(help="name=folder (or repository); the first is what others change.")],
+    output: Annotated[Path, typer.Option(help="Folder for the rows, report.json and report.md.")],
+    target: Annotated[str, typer.Option(help="Folder or repository of the target; unset: SmolLM2-135M-Instruct.")] = "",
+    max_length: Annotated[int, typer.Option(min=2, help="Texts are cut to this many tokens.")] = 3072,
+    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
+) -> None:
+    """Measure acceptance lengths along answers that are already there: quick, untimed, the same text for all.
+
+    The same command again resumes a stopped run.
+    """
+    try:
+        folders, files = named_folders(drafter), files_of(answers)
+        if output.is_file() or not writable(output):
+            raise ValueError(f"--output {output} cannot be written; name a folder that can.")
+        source = target or str(smollm2())
+        pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        texts = dict(texts_of(files, pair, max_length))
+        journal = Journal(output / ROWS, _settings(pair, target or "SmolLM2-135M-Instruct", source, folders))
+        for key, (name, text) in track(texts.items(), description="answers", console=Console(stderr=True)):
+            if key not in journal.rows:
+                journal.add({"key": key, "set": name, **replay_row(pair, text)})
+        rows = [journal.rows[key] for key in texts]
+        path = write_replay_report(output, replay_report(journal.settings, rows))
+    except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
+        raise stop(error) from error
+    Console().print(f"report in {path}", markup=False, soft_wrap=True)
+
+
+def files_of(sources: Sequence[str]) -> dict[str, Path]:
+    """JSONL files by their set's name.
+
+    Raises:
+        ValueError: one of `sources` holds none, or two files have one name.
+    """
+    files: dict[str, Path] = {}
+    for source in map(Path, sources):
+        found = sorted(source.glob("*.jsonl")) if source.is_dir() else [source] if source.is_file() else []
+        if not found:
+            raise ValueError(f"{source} holds no *.jsonl files; give --answers what `lilicorr regenerate` wrote.")
+        for file in found:
+            if file.stem in files:
+                raise ValueError(f"{files[file.stem]} and {file} both hold the set {file.stem!r}; rename one.")
+            files[file.stem] = file
+    return files
+
+
+def texts_of(files: dict[str, Path], pair: Pair, max_length: int) -> Iterator[tuple[str, tuple[str, Text]]]:
+    """Every answer of `files` with its set, by a key that changes with its tokens.
+
+    Raises:
+        ValueError: a file is broken or holds no answer.
+    """
+    ends = stop_ids(pair.target)
+    for name, file in files.items():
+        for example in load_examples([file], pair.tokenizer, max_length):
+            for text in answers_in(example.input_ids, example.loss_mask, ends):
+                digest = hashlib.sha256(repr((text.token_ids, text.start, text.end)).encode()).hexdigest()[:12]
+                yield f"{name}/{example.id}/{digest}", (name, text)
+
+
+def replay_row(pair: Pair, text: Text) -> dict[str, Any]:
+    """One answer's row: whether it loops, and every drafter's traces by rule."""
+    ids = torch.tensor([text.token_ids[: text.end]], device=pair.target.device)
+    taps: dict[tuple[int, ...], torch.Tensor] = {}  # drafters mostly share their layers, and so one pass
+    made: dict[str, Any] = {}
+    for name, drafter in pair.drafters.items():
+        layers = tuple(drafter.config.target_layer_ids)
+        if layers not in taps:
+            taps[layers] = target_pass(pair.target, ids, layers)[0]
+        traces = replay(pair.target, drafter, text, taps[layers])
+        made[name] = {rule: asdict(trace) for rule, trace in traces.items()}
+    return {"loops": loops(text.token_ids[text.start : text.end]), "drafters": made}
+
+
+def _settings(pair: Pair, name: str, source: str, folders: dict[str, str]) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "target": {"source": name, "weights": fingerprint(source, pair.target)},
+        "drafters": {
+            each: {"source": str(folder), "weights": fingerprint(folder, pair.drafters[each])}
+            for each, folder in folders.items()
+        },
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+    }

@@ -9,12 +9,8 @@ without graphs sees it. The floor is the bytes that a call cannot avoid over the
 run. `--dry-run` takes tiny sizes and the CPU, to prove the script; its times mean nothing.
 """
 
-import json
 import os
-import platform
 import statistics
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +20,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from lilicorr.evaluation.files import write_json
 from lilicorr.kernels import reference
 from lilicorr.kernels.choice import interpreted, triton_installed
 from lilicorr.kernels.score_and_walk import score_and_decode_exact, score_and_walk
@@ -31,6 +28,7 @@ from lilicorr.kernels.topk_logsumexp import topk_features, topk_logsumexp
 from lilicorr.modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from lilicorr.modeling_lilicorr.head_lilicorr import LiLiCorrHead
 from lilicorr.modeling_lilicorr.lattice import Block
+from timing import about, prepare, random, seconds
 from torch import Tensor
 from transformers import initialization as init
 
@@ -182,11 +180,6 @@ def build_head(sizes: Sizes, device: torch.device) -> tuple[LiLiCorrHead, torch.
     return head, embedding
 
 
-def random(seed: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Normal numbers that depend on `seed` and `shape` only."""
-    return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device).to(dtype)
-
-
 def chosen(choice: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """`function(*arguments)` with `LILICORR_KERNELS=choice`."""
     with kernels_chosen(choice):
@@ -241,48 +234,6 @@ def measure(case: Case, sizes: Sizes, device: torch.device, cache: int, bandwidt
     }
 
 
-def prepare(
-    arm: Callable[..., Any], inputs: list[tuple[Any, ...]], device: torch.device, captured: bool
-) -> Callable[[], None]:
-    """One call of `arm` on each of `inputs`, as a CUDA graph where `captured` on a GPU; warm already."""
-
-    def once() -> None:
-        for given in inputs:
-            arm(*given)
-
-    if device.type != "cuda":
-        once()
-        return once
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            once()
-    torch.cuda.current_stream().wait_stream(aside)
-    if not captured:
-        return once
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        once()
-    graph.replay()
-    return graph.replay
-
-
-def seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """How long `call` takes, on the device where it is a GPU."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    first.record()
-    call()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / 1000
-
-
 def read_bandwidth(device: torch.device, size: int) -> float:
     """Bytes a second that a plain reduction over `size` bytes reads, the best of several."""
     store = torch.zeros(size // 4, device=device)
@@ -303,28 +254,6 @@ def table(rows: list[dict[str, Any]], header: bool) -> list[str]:
             figures = f"{arm['microseconds']:.1f} | {arm['to_reference']:.2f}× | {arm['to_floor']:.1f}×"
             lines.append(f"| {row['case']} | {row['blocks']} | {name} | {figures} | {row['floor_microseconds']:.1f} |")
     return lines
-
-
-def about(device: torch.device) -> dict[str, Any]:
-    """What the figures were measured on."""
-    found: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version(), "triton": None}
-    if triton_installed():
-        import triton
-
-        found["triton"] = triton.__version__
-    if device.type == "cuda":
-        found |= {"device": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    else:
-        found["device"] = platform.machine()
-    return found
-
-
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Write `report` to `path`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        json.dump(report, file, indent=1)
-    os.replace(file.name, path)
 
 
 if __name__ == "__main__":

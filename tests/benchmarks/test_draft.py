@@ -1,21 +1,8 @@
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 import typer
 from lilicorr.evaluation.loading import load_pair
 from typer.testing import CliRunner
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "draft.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("draft_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_line_for_every_number_of_slots(script, tiny_folders):

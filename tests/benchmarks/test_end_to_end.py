@@ -1,22 +1,10 @@
-import importlib.util
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 import typer
 from typer.testing import CliRunner
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "end_to_end.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("end_to_end", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

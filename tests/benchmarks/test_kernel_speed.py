@@ -1,22 +1,10 @@
-import importlib.util
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
 import typer
 from typer.testing import CliRunner
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernel_speed.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("kernel_speed", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(script, *arguments):

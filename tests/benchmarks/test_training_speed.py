@@ -1,8 +1,6 @@
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -10,16 +8,6 @@ from lilicorr.training.losses import Objective
 from lilicorr.training.settings import TrainSettings
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "training_speed.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("training_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -83,9 +71,9 @@ def test_a_line_for_every_number_of_anchors(script, target, answers, monkeypatch
     assert lines[0] == ["8", "15.0", "500", "25 %", "25 %", "25 %", "25 %", "60 %", "3", "1"]
 
 
-def test_unusable_data_is_one_sentence(target, tmp_path):
+def test_unusable_data_is_one_sentence(script, target, tmp_path):
     (tmp_path / "broken.jsonl").write_text("{\n")
-    command = [sys.executable, SCRIPT, "--data", tmp_path / "broken.jsonl", "--target", target]
+    command = [sys.executable, script.__file__, "--data", tmp_path / "broken.jsonl", "--target", target]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     said = run.stderr.strip().splitlines()[-1]

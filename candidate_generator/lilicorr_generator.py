@@ -1,13 +1,16 @@
 """The bridge between a drafter and `_assisted_decoding`: target states in, drafted tokens out, once a block.
 
-The contract is deterministic: no draft distribution is returned, so under sampling Transformers draws each verified
-row from the target alone and keeps a drafted token only if it is the one drawn. That is exact, whatever was drafted.
+The contract is deterministic unless the drafter's `proposal` says otherwise: no draft distribution is returned, so
+under sampling Transformers draws each verified row from the target alone and keeps a drafted token only if it is the
+one drawn. That is exact, whatever was drafted. A sampled proposal returns the logits that its tokens were drawn from,
+and Transformers accepts and replaces by the ratio of the two distributions, which is exact too.
 """
 
 import copy
 import time
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +55,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
             `num_assistant_tokens` and `num_assistant_tokens_schedule` are read.
         model_kwargs: of the call; the cache and the attention mask are read.
         input_ids: the prompt, `[1, L]` (int64), on any device.
+        processors: the call's logits processors, through which a sampled proposal is drawn.
 
     Raises:
         ValueError: before anything is decoded, for a batch, an encoder-decoder target, or a target that the drafter
@@ -67,6 +71,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
         input_ids: Tensor,
+        processors: Any = None,
     ) -> None:
         check_request(drafter, target, input_ids)
         self.drafter = drafter
@@ -92,6 +97,9 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         new_rows = _only_new_rows(generation_config, model_kwargs, input_ids.to(target.device), self._rows)
         self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, 0) | new_rows
 
+        self._draws = drafter.config.proposal == "sampled" and bool(generation_config.do_sample)
+        self._processors = processors or (lambda _, logits: logits)
+
         self._length = input_ids.shape[1]
         self._drafted = 0  # tokens of the last draft
         self._ran = False  # whether the drafter ran for the last pass, even if nothing of its draft was usable
@@ -108,8 +116,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         model_outputs: Any,
         is_first_iteration: bool,
         n_last_matches: int | Tensor,
-    ) -> tuple[Tensor, None]:
-        """`input_ids [1, L]` with up to `B - 1` drafted tokens behind it; never with logits.
+    ) -> tuple[Tensor, Tensor | None]:
+        """`input_ids [1, L]` with up to `B - 1` tokens drafted behind it, and logits of drawn ones, `[1, S, vocab]`.
 
         The first call drafts nothing, because the target has not run yet. Later `model_outputs` holds the states of
         the last pass, of which those up to the last accepted token are committed context.
@@ -120,10 +128,10 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._context.wait(*self._committed(model_outputs.hidden_states, accepted))
         self._context.rows = self._rows
         self._asked = self._next_length(accepted)
-        tokens = self._draft(input_ids, self._asked)
+        tokens, logits = self._draft(input_ids, self._asked)
         self._drafted = tokens.shape[1]
         self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, self._drafted)
-        return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), None
+        return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), logits
 
     def _next_length(self, accepted: int) -> int:
         """Tokens to draft in the step that begins now, of the last of which `accepted` drafted ones were kept."""
@@ -136,20 +144,34 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._started = now
         return self._pace.choose()
 
-    def _draft(self, input_ids: Tensor, wanted: int) -> Tensor:
-        """Drafted tokens `[1, 0 … wanted]` to follow `input_ids [1, L]`."""
+    def _draft(self, input_ids: Tensor, wanted: int) -> tuple[Tensor, Tensor | None]:
+        """Drafted tokens `[1, 0 … wanted]` to follow `input_ids [1, L]`, and what drawn ones were drawn from."""
         room = min(wanted, self._max_length - input_ids.shape[1] - 1)  # the target adds a token of its own to a draft
         self._ran, self._took_in = room > 0, 0
         if not self._ran:
-            return input_ids[:, :0]
+            return input_ids[:, :0], None
         anchor = input_ids[0, -1:].to(self.drafter.device)
         states, positions = self._context.waiting()
         self._took_in = states.shape[1]
         draft = self.drafter.draft(
-            anchor, states, positions, self._context.cache, self._embed, self._project, num_slots=wanted
-        )
+            anchor, states, positions, self._context.cache, self._embed, self._project,
+            num_slots=room if self._draws else wanted, warp=partial(self._warp, input_ids) if self._draws else None,
+        )  # fmt: skip
         tokens = draft.tokens[:, :room]
-        return tokens[:, : self._usable(tokens[0], draft.finite[0, :room])]
+        usable = self._usable(tokens[0], draft.finite[0, :room])
+        return tokens[:, :usable], self._all_rows(draft.logits, usable)
+
+    def _warp(self, input_ids: Tensor, drafted: Tensor, logits: Tensor) -> Tensor:
+        """`logits [1, vocab]` behind `input_ids [1, L]` and `drafted [1, s]`, as the target's own are warped."""
+        ids = torch.cat([input_ids, drafted.to(input_ids.device)], dim=1)
+        return self._processors(ids, logits.to(input_ids.device, copy=True)).to(logits)
+
+    def _all_rows(self, logits: Tensor | None, usable: int) -> Tensor | None:
+        """The first `usable` of `logits [1, S, vocab]`, as wide as the target's; `None` if there are none."""
+        if logits is None or not usable:
+            return None
+        unused = self._lm_head.weight.shape[0] - logits.shape[-1]  # rows that fill up the LM head
+        return functional.pad(logits[:, :usable], (0, max(0, unused)), value=-torch.inf)
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int | Tensor) -> None:  # type: ignore[override]
         """Note what the last pass committed: `input_ids [1, L]` has grown by it."""

@@ -10,6 +10,7 @@ from .head_settings import HEAD_TYPES, default_head_config, head_problems
 
 FORMAT_VERSION = 1
 DRAFT_LENGTHS = ("whole", "adaptive")
+PROPOSALS = {"point": HEAD_TYPES, "sampled": ("dspark",)}  # with the heads that can make them
 
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
@@ -39,6 +40,9 @@ class LiLiCorrConfig(PreTrainedConfig):
             for the others the keys of `default_head_config`, which the head's class explains.
         draft_lengths: `"whole"` drafts whole blocks; `"adaptive"` lets greedy decoding on a CPU draft fewer tokens
             where that is faster. `num_assistant_tokens` and its schedule, given to `generate`, win over it.
+        proposal: what is drafted under sampling: `"point"`, the tokens of greedy decoding, which verification treats as
+            certain; or, for `dspark`, `"sampled"`: tokens drawn from its own distribution, which verification weighs
+            against the target's. Either leaves the output's distribution as it is.
         target_model: the target's name on the Hub, if it has one; for the model card only.
         training_data: what the drafter learned from: counts, and where known the chat template's options (such as
             `enable_thinking`), the target's revision and how its answers were decoded; for the model card only.
@@ -72,6 +76,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         head_type: str = "lilicorr",
         head_config: dict[str, Any] | None = None,
         draft_lengths: str = "whole",
+        proposal: str = "point",
         target_model: str | None = None,
         training_data: dict[str, Any] | None = None,
         lilicorr_format: int = FORMAT_VERSION,
@@ -102,6 +107,7 @@ class LiLiCorrConfig(PreTrainedConfig):
         self.head_type = head_type
         self.head_config = default_head_config(head_type, hidden_size) if head_config is None else head_config
         self.draft_lengths = draft_lengths
+        self.proposal = proposal
         self.target_model = target_model
         self.training_data = training_data
         self.lilicorr_format = lilicorr_format
@@ -214,6 +220,11 @@ def _problems(config: LiLiCorrConfig) -> Any:
         yield f"head_type is {config.head_type!r}, expected one of {', '.join(HEAD_TYPES)}."
     if config.draft_lengths not in DRAFT_LENGTHS:
         yield f"draft_lengths is {config.draft_lengths!r}, expected one of {', '.join(DRAFT_LENGTHS)}."
+    if config.proposal not in PROPOSALS:
+        yield f"proposal is {config.proposal!r}, expected one of {', '.join(PROPOSALS)}."
+    elif config.head_type in HEAD_TYPES and config.head_type not in PROPOSALS[config.proposal]:
+        able = ", ".join(PROPOSALS[config.proposal])
+        yield f"proposal is {config.proposal!r}, which only {able} can make, not {config.head_type}; use 'point'."
     if config.block_size < 2:
         yield f"block_size is {config.block_size}, but a block needs the anchor and at least one slot: use 2 or more."
     if not 0 <= config.mask_token_id < config.vocab_size:

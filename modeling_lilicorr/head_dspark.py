@@ -57,8 +57,9 @@ class DSparkHead(nn.Module):
     """Corrects every slot's logits, the first too, by the token before it: a bigram bias in the kind `vanilla`.
 
     Settings: `markov_rank`, `markov_head_type` (`vanilla`, `gated` or `rnn`), `enable_confidence_head`,
-    `confidence_head_with_markov` (the confidence also sees the token before). Drafts are deterministic and whole: the
-    confidence is trained, but does not shorten them.
+    `confidence_head_with_markov` (the confidence also sees the token before). Drafts are whole: the confidence is
+    trained, but does not shorten them. With `block.warp` tokens are drawn from the corrected logits instead, slot after
+    slot, and the draft tells what from (the authors' contract under sampling).
     """
 
     def __init__(self, config: LiLiCorrConfig) -> None:
@@ -106,7 +107,7 @@ class DSparkHead(nn.Module):
         return self.confidence_head(torch.cat([hidden, embeds], dim=-1) if self.with_markov else hidden)
 
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
-        """Slot after slot the argmax of the corrected logits; see `Draft` for the result."""
+        """Slot after slot the argmax of the corrected logits, or a draw; see `Draft` for the result."""
         hidden = block.hidden.to(self.markov_head.markov_w1.weight.dtype)
         state = self.markov_head.blank(len(hidden))
 

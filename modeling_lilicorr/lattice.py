@@ -17,6 +17,8 @@ class Block:
         anchor_state: projected target state of the row before the anchor, `[N, d]`.
         anchor_valid: bool `[N]`, false where no such row exists (`p = 0`), or `None` if all exist.
         embed: the target's input embedding, ids `[...]` to `[..., d]`.
+        warp: makes the logits of one more slot, `[N, vocab]` (fp32), those to draw from, given the tokens drafted
+            before it, `[N, 0 … S - 1]` (int64); for a head that then draws its tokens, `None` for the likeliest ones.
     """
 
     hidden: Tensor
@@ -25,6 +27,7 @@ class Block:
     anchor_state: Tensor
     anchor_valid: Tensor | None
     embed: Callable[[Tensor], Tensor]
+    warp: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass
@@ -50,9 +53,11 @@ class Lattice:
 class Draft:
     """Drafted tokens `[N, S]` (int64), with `finite` `[N, S]` (bool): whether each slot's logits were all usable.
 
-    `lattice` is filled on request.
+    `lattice` is filled on request; `logits [N, S, vocab]` (fp32) are those that drawn tokens were drawn from, warped,
+    `None` for a draft without chance.
     """
 
     tokens: Tensor
     finite: Tensor
     lattice: Lattice | None = None
+    logits: Tensor | None = None

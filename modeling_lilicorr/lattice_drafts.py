@@ -40,24 +40,36 @@ def walk_lattice(
 def commit_slots(
     block: Block, correction: Callable[[int, Tensor], Tensor | None], count: int, return_lattice: bool
 ) -> Draft:
-    """Commit slot after slot the argmax of corrected logits, the lower id where they tie.
+    """Commit slot after slot the argmax of corrected logits, the lower id where they tie, or draw where `block` warps.
 
     Args:
         block: the block; return_lattice: fill the draft's lattice, with `count` candidates.
         correction: called for slots 0 … S - 1 in order with the slot and the token before it, `[N]` (int64); returns
             what to add to the slot's logits, `[N, vocab]`, or `None` for nothing.
     """
-    previous, tokens, finite = block.anchor_ids, [], []
+    tokens, finite, drawn_from = block.anchor_ids[:, None], [], []
     for slot in range(block.logits.shape[1]):
-        added = correction(slot, previous)
+        added = correction(slot, tokens[:, -1])
         logits = block.logits[:, slot].float()
-        best, previous = (logits if added is None else logits + added.float()).max(dim=-1)
-        tokens.append(previous)
+        logits = logits if added is None else logits + added.float()
+        best, chosen = logits.max(dim=-1)
         finite.append(best.isfinite())
-    draft = Draft(torch.stack(tokens, dim=1), torch.stack(finite, dim=1))
+        if block.warp is not None:
+            drawn_from.append(block.warp(tokens[:, 1:], logits))
+            chances = drawn_from[-1].softmax(dim=-1).nan_to_num()  # NaN where not finite, and then of no use
+            chosen = torch.where(finite[-1], _draw(chances), chosen)
+        tokens = torch.cat([tokens, chosen[:, None]], dim=1)
+    draft = Draft(tokens[:, 1:], torch.stack(finite, dim=1))
+    if drawn_from:
+        draft.logits = torch.stack(drawn_from, dim=1)
     if return_lattice:
         draft.lattice = _drafters_lattice(block.logits, draft.tokens, count)
     return draft
+
+
+def _draw(chances: Tensor) -> Tensor:
+    """One index a row of `chances [N, vocab]`, which may hold rows of zeros."""
+    return torch.multinomial(chances + (chances.sum(dim=-1, keepdim=True) == 0), 1).squeeze(1)
 
 
 def _drafters_lattice(logits: Tensor, tokens: Tensor, count: int) -> Lattice:

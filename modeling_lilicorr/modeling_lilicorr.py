@@ -76,6 +76,7 @@ class LiLiCorrModel(DFlashModel):
         lm_head: Callable[[Tensor], Tensor],
         return_lattice: bool = False,
         num_slots: int | None = None,
+        warp: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Draft:
         """Draft one block (paper §3.5): backbone, LM head, lattice, walk.
 
@@ -88,6 +89,7 @@ class LiLiCorrModel(DFlashModel):
             lm_head: the target's output projection, `[..., d]` to `[..., vocab]` (rows beyond `vocab_size` are cut).
             return_lattice: also return candidates, log-probabilities, scores and picks.
             num_slots: draft only the first so many of the `B - 1` slots; the backbone still sees the whole block.
+            warp: for a head that can draw its tokens, see `Block`; others take no notice.
 
         Returns:
             `Draft` with tokens `[1, num_slots]`.
@@ -98,7 +100,7 @@ class LiLiCorrModel(DFlashModel):
         states = self.decode_block(noise, context, block_positions, context_positions, cache=cache)
         hidden = states[:, 1:] if num_slots is None else states[:, 1 : 1 + num_slots]
         logits = lm_head(hidden)[..., : self.config.vocab_size]
-        block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed)
+        block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed, warp)
         return self.head.draft(block, return_lattice=return_lattice)
 
     def get_candidate_generator(
@@ -116,7 +118,8 @@ class LiLiCorrModel(DFlashModel):
             target: the decoder-only model that generates.
             generation_config, model_kwargs: of the call, as `generate` prepared them.
             input_ids: the prompt, `[1, L]` (int64).
-            **kwargs: `logits_processor`, only looked at for those that cannot work; the draft has no use for it.
+            **kwargs: `logits_processor`, looked at for those that cannot work; a drafter whose `proposal` is
+                "sampled" draws through it.
 
         Raises:
             ValueError: for a batch, an encoder-decoder target, a target that this drafter was not made for, or a logits
@@ -125,7 +128,8 @@ class LiLiCorrModel(DFlashModel):
         from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator, check_processors
 
         check_processors(kwargs.get("logits_processor") or ())
-        return LiLiCorrCandidateGenerator(self, target, generation_config, model_kwargs, input_ids)
+        processors = kwargs.get("logits_processor")
+        return LiLiCorrCandidateGenerator(self, target, generation_config, model_kwargs, input_ids, processors)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:

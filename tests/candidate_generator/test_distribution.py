@@ -133,3 +133,53 @@ def test_row_01_a_wrong_acceptance_rule_is_rejected(target, drafter, table, monk
 
     monkeypatch.setattr(LiLiCorrCandidateGenerator, "get_candidates", wrong)
     assert p_value(target, drafter, table, new=200, draws=5_000) < 1e-9
+
+
+@pytest.fixture
+def drawing(target, table, new_drafter):
+    """A DSpark drafter that knows most of the table and draws its tokens."""
+    head = {
+        "markov_rank": 8,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+        "confidence_head_with_markov": False,
+    }
+    drafter = new_drafter(
+        target, "dspark", num_hidden_layers=1, block_size=5, target_layer_ids=[0], head_config=head, proposal="sampled"
+    )
+    markov = drafter.head.markov_head
+    with torch.no_grad():
+        markov.markov_w1.weight.copy_(torch.eye(WORDS, 8))
+        markov.markov_w2.weight.copy_(torch.nn.functional.pad(table.T, (0, 1)))
+    return drafter
+
+
+def test_a_sampled_proposal_leaves_the_targets_distribution(target, drawing, table):
+    assert p_value(target, drawing, table, new=200) > ALPHA
+    drawn = drawing.last_generation.acceptance_length
+    drawing.config.proposal = "point"
+    assert p_value(target, drawing, table, new=200, draws=5_000) > ALPHA
+    # Two close distributions agree more often than one of them and its own likeliest token.
+    assert drawn > drawing.last_generation.acceptance_length + 0.5
+
+
+def test_a_sampled_proposal_is_warped_as_the_target_is(target, drawing, table):
+    processors = [RepetitionPenaltyLogitsProcessor(1.4), TopPLogitsWarper(0.8)]
+    assert p_value(target, drawing, table, 40, processors, top_p=0.8, repetition_penalty=1.4) > ALPHA
+    assert drawing.last_generation.acceptance_length > 1.5
+
+
+def test_a_proposal_drawn_from_other_logits_is_caught(target, drawing, table, monkeypatch):
+    right = LiLiCorrCandidateGenerator._all_rows
+    monkeypatch.setattr(LiLiCorrCandidateGenerator, "_all_rows", lambda *given: _halved(right(*given)))
+    assert p_value(target, drawing, table, new=200, draws=5_000) < 1e-6
+
+
+def _halved(logits):
+    return None if logits is None else logits / 2
+
+
+def test_a_sampled_proposal_is_greedy_where_decoding_is(target, drawing):
+    prompt = torch.tensor([[1, 2]])
+    plain = target.generate(prompt, max_new_tokens=30, do_sample=False)
+    assert torch.equal(target.generate(prompt, max_new_tokens=30, do_sample=False, assistant_model=drawing), plain)

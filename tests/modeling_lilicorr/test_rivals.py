@@ -370,3 +370,38 @@ def test_a_backbone_checkpoint_gets_a_fresh_head(name: str, tmp_path) -> None:
     if head_type == "domino":
         bound = 18**-0.5
         assert bound * 0.9 < head.prefix_gru.weight_hh_l0.abs().max() <= bound
+
+
+# --- draws ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gated", "rnn"])
+def test_dspark_draws_each_slot_after_the_token_drawn_before_it_and_tells_what_from(name: str) -> None:
+    model = lively(name)
+    block = random_block()
+    seen = []
+
+    def warp(drafted, logits):
+        seen.append(drafted)
+        return logits / 0.7
+
+    block.warp = warp
+    torch.manual_seed(3)
+    drawn = draft(model, block)
+    assert [each.shape[1] for each in seen] == list(range(SLOTS))
+    assert all(torch.equal(each, drawn.tokens[:, : each.shape[1]]) for each in seen)
+    previous = torch.cat([block.anchor_ids[:, None], drawn.tokens[:, :-1]], dim=1)
+    with torch.no_grad():
+        head = model.head
+        corrected = block.logits + head.corrections(head.codes(block.hidden, previous))
+    torch.testing.assert_close(drawn.logits, corrected / 0.7)
+    torch.manual_seed(4)
+    assert not torch.equal(draft(model, block).tokens, drawn.tokens)
+
+
+def test_a_draw_survives_logits_that_are_not_finite() -> None:
+    model, block = lively("rnn"), random_block()
+    block.logits[1, 2] = torch.nan
+    block.warp = lambda drafted, logits: logits
+    drawn = draft(model, block)
+    assert not drawn.finite[1, 2] and drawn.finite[0].all() and (drawn.tokens < VOCAB).all()

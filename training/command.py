@@ -18,6 +18,8 @@ def train(
     ] = "",
     init: Annotated[str, typer.Option(help="Checkpoint folder to start from.")] = "",
     states: Annotated[str, typer.Option(help="Folder that keeps the target's states; unset: run it every step.")] = "",
+    head: Annotated[str, typer.Option(help="Type of head; unset: the recipe's.")] = "",
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and blocks; unset: the recipe's.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="Optimiser steps; 0: as the recipe says.")] = 0,
     tracker: Annotated[
         list[str] | None, typer.Option(help="Also log to this tracker of accelerate, such as tensorboard.")
@@ -34,8 +36,9 @@ def train(
         from .train import train as run
     except ModuleNotFoundError as error:
         raise _stop(f"Training needs {error.name}: pip install 'lilicorr[train]'.") from None
-    given = {"target": target, "init": init, "states": states, "steps": steps, "trackers": tracker}
+    given = {"target": target, "init": init, "states": states, "steps": steps, "trackers": tracker, "head_type": head}
     overrides = {name: value for name, value in given.items() if value}
+    overrides |= {} if seed is None else {"seed": seed}
     try:
         settings = TrainSettings.from_recipe(recipe, default_target=smollm2, data=data, output=output, **overrides)
         if dry_run:

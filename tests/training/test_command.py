@@ -1,8 +1,10 @@
 import sys
 
 import pytest
+import torch
 from lilicorr.cli import app
 from lilicorr.training import command
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 runner = CliRunner()
@@ -24,6 +26,18 @@ def test_training_says_where_the_checkpoint_is_and_options_win(arguments, tmp_pa
     assert result.exit_code == 0, result.output
     assert f"checkpoint in {tmp_path / 'run' / 'checkpoint'}" in result.output.replace("\n", "")
     assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_one_recipe_trains_every_head_from_any_seed(arguments, tmp_path):
+    weights = {}
+    for name, options in {"a": [], "b": ["--seed", 0], "c": ["--seed", 5], "d": ["--head", "none"]}.items():
+        arguments[4] = tmp_path / name
+        assert train(*arguments, "--steps", 1, *options).exit_code == 0
+        weights[name] = load_file(tmp_path / name / "checkpoint" / "model.safetensors")
+    assert torch.equal(weights["a"]["fc.weight"], weights["b"]["fc.weight"])  # the recipe's seed is 0
+    assert not torch.equal(weights["a"]["fc.weight"], weights["c"]["fc.weight"])
+    assert any(name.startswith("lilicorr.") for name in weights["a"])
+    assert not any(name.startswith("lilicorr.") for name in weights["d"])
 
 
 def test_a_dry_run_prints_and_leaves_nothing(arguments, tmp_path):

@@ -79,6 +79,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._embedding: Any = target.get_input_embeddings()
         self._lm_head: Any = target.get_output_embeddings()
         self._target_dtype = target.dtype
+        on_cpu = drafter.device.type == target.device.type == "cpu"
+        self._fast_logits = drafter.fast_logits.of(self._lm_head) if on_cpu else None
         self._max_length: int = generation_config.max_length
         eos = generation_config.eos_token_id
         self._eos = None if eos is None else torch.as_tensor(eos, device=drafter.device).reshape(-1)
@@ -214,6 +216,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         return self._embedding(_beside(ids, self._embedding.weight)).to(self.drafter.device)
 
     def _project(self, hidden: Tensor) -> Tensor:
+        if self._fast_logits is not None:
+            return self._fast_logits(hidden)
         weight = self._lm_head.weight
         dtype = weight.dtype if weight.is_floating_point() else self._target_dtype  # quantised tables
         hidden, rows = _beside(hidden, weight).to(dtype), hidden.shape[1]

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..kernels.int8_logits import KnownLogits
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
 from .heads import DraftHead, build_head
@@ -36,7 +37,8 @@ class LiLiCorrModel(DFlashModel):
     """A drafter for `target.generate(..., assistant_model=drafter)`.
 
     It holds no embedding and no LM head: both are the target's, handed in at every call. It keeps no state between
-    calls either, apart from the figures of `last_generation` and the durations in `step_times`.
+    calls either, apart from the figures of `last_generation`, the durations in `step_times` and eight-bit copies of LM
+    heads in `fast_logits`.
     """
 
     def __init__(self, config: LiLiCorrConfig) -> None:
@@ -48,6 +50,7 @@ class LiLiCorrModel(DFlashModel):
         super().__init__(config)
         self.last_generation: GenerationFigures | None = None  # of the latest `generate` call that it served
         self.step_times = KnownTimes()
+        self.fast_logits = KnownLogits()
         self.add_module(config.head_type, build_head(config))
         self.post_init()
         install()
@@ -61,9 +64,10 @@ class LiLiCorrModel(DFlashModel):
         """An empty context cache for one sequence."""
         return DraftCache(self.config.num_hidden_layers)
 
-    def block_ids(self, anchor_ids: Tensor) -> Tensor:
-        """`[N]` anchor tokens to block inputs `[N, B]`: the anchor, then mask tokens."""
-        masks = anchor_ids.new_full((anchor_ids.shape[0], self.config.num_slots), self.config.mask_token_id)
+    def block_ids(self, anchor_ids: Tensor, num_slots: int | None = None) -> Tensor:
+        """`[N]` anchor tokens to block inputs `[N, 1 + num_slots]`: the anchor, then masks, `B - 1` if not told."""
+        slots = self.config.num_slots if num_slots is None else num_slots
+        masks = anchor_ids.new_full((anchor_ids.shape[0], slots), self.config.mask_token_id)
         return torch.cat([anchor_ids[:, None], masks], dim=1)
 
     def draft(
@@ -88,17 +92,18 @@ class LiLiCorrModel(DFlashModel):
             embed: the target's input embedding, ids `[...]` to `[..., d]`.
             lm_head: the target's output projection, `[..., d]` to `[..., vocab]` (rows beyond `vocab_size` are cut).
             return_lattice: also return candidates, log-probabilities, scores and picks.
-            num_slots: draft only the first so many of the `B - 1` slots; the backbone still sees the whole block.
+            num_slots: draft only the first so many of the `B - 1` slots. The block ends behind them: what a slot hears
+                from masks behind it is of no use to it (`benchmarks/block_ends.py` counts).
             warp: for a head that can draw its tokens, see `Block`; others take no notice.
 
         Returns:
             `Draft` with tokens `[1, num_slots]`.
         """
         context = self.project_context(context_hidden_states)
-        block_positions = context_positions[:, -1:] + 1 + torch.arange(self.config.block_size, device=self.device)
-        noise = embed(self.block_ids(anchor_ids)).to(device=self.device, dtype=self.dtype)
-        states = self.decode_block(noise, context, block_positions, context_positions, cache=cache)
-        hidden = states[:, 1:] if num_slots is None else states[:, 1 : 1 + num_slots]
+        ids = self.block_ids(anchor_ids, num_slots)
+        block_positions = context_positions[:, -1:] + 1 + torch.arange(ids.shape[1], device=self.device)
+        noise = embed(ids).to(device=self.device, dtype=self.dtype)
+        hidden = self.decode_block(noise, context, block_positions, context_positions, cache=cache)[:, 1:]
         logits = lm_head(hidden)[..., : self.config.vocab_size]
         block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed, warp)
         return self.head.draft(block, return_lattice=return_lattice)

@@ -55,6 +55,8 @@ def measure(target: Any, drafter: Any, context: int, slots: int, repeats: int) -
     """Median seconds of `draft` and of its stages when `slots` of a block are drafted."""
     config, embed = drafter.config, target.get_input_embeddings()
     lm_head = target.get_output_embeddings()
+    if target.device.type == "cpu":
+        lm_head = drafter.fast_logits.of(lm_head) or lm_head  # as `generate` does
     cache = drafter.new_cache()
     generator = torch.Generator().manual_seed(0)
     anchor = torch.tensor([config.vocab_size // 2], device=drafter.device)
@@ -69,12 +71,13 @@ def measure(target: Any, drafter: Any, context: int, slots: int, repeats: int) -
 
     def backbone() -> torch.Tensor:
         positions = torch.arange(cache.length, cache.length + NEW_ROWS, device=drafter.device)[None]
-        block = positions[:, -1:] + 1 + torch.arange(config.block_size, device=drafter.device)
+        block = positions[:, -1:] + 1 + torch.arange(1 + slots, device=drafter.device)
         projected = drafter.project_context(states(NEW_ROWS))
-        return drafter.decode_block(embed(drafter.block_ids(anchor)), projected, block, positions, cache=cache)
+        noise = embed(drafter.block_ids(anchor, slots))
+        return drafter.decode_block(noise, projected, block, positions, cache=cache)
 
     draft(context)
-    hidden = backbone()[:, 1 : 1 + slots]
+    hidden = backbone()[:, 1:]
     logits = lm_head(hidden)[..., : config.vocab_size]
     block = Block(hidden, logits, anchor, drafter.project_context(states(1))[:, -1], None, embed)
     return {

@@ -107,9 +107,9 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._ran = False  # whether the drafter ran for the last pass, even if nothing of its draft was usable
         self._longest, adapts = longest_draft(drafter.config, target, generation_config)
         self._pace = Pace(self._longest, drafter.step_times.of(target)) if adapts else None
-        self._started = 0.0  # when the last step began
-        self._asked = 0  # tokens that it was to draft
-        self._took_in = 0  # context rows that its draft read for the first time; a prompt's would spoil its time
+        self._verifying = 0.0  # when the last step's draft was ready
+        self._probabilities: list[float] = []  # that its draft gave its tokens, those that were not proposed too
+        self._took_in = 0  # context rows that it read for the first time; a prompt's would spoil its time
 
     def get_candidates(  # type: ignore[override]
         self,
@@ -129,27 +129,31 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         accepted = int(n_last_matches)  # once: on a GPU it waits for the device
         self._context.wait(*self._committed(model_outputs.hidden_states, accepted))
         self._context.rows = self._rows
-        self._asked = self._next_length(accepted)
-        tokens, logits = self._draft(input_ids, self._asked)
+        tokens, logits = self._paced(input_ids, accepted) if self._pace else self._draft(input_ids, self._longest)
         self._drafted = tokens.shape[1]
         self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, self._drafted)
         return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), logits
 
-    def _next_length(self, accepted: int) -> int:
-        """Tokens to draft in the step that begins now, of the last of which `accepted` drafted ones were kept."""
-        if self._pace is None:
-            return self._longest
-        now = time.perf_counter()
-        if self._started:
-            timed = self._drafted == self._asked and self._took_in <= 2 * self.drafter.config.block_size
-            self._pace.note(self._drafted, accepted, now - self._started if timed else None)
-        self._started = now
-        return self._pace.choose()
+    def _paced(self, input_ids: Tensor, accepted: int) -> tuple[Tensor, None]:
+        """As `_draft`, of a length that follows what steps took, the last of which kept `accepted` drafted tokens."""
+        assert self._pace is not None
+        pace, began = self._pace, time.perf_counter()
+        if self._verifying:
+            pace.times.rest.add(self._drafted, began - self._verifying)
+            pace.note(self._drafted, accepted, self._probabilities)
+        wanted = pace.choose()
+        tokens, _ = self._draft(input_ids, wanted)
+        tokens = tokens[:, : pace.cut(self._probabilities)]
+        self._ran = self._ran and (tokens.shape[1] > 0 or not self._probabilities)
+        self._verifying = time.perf_counter()
+        if wanted and self._took_in <= 2 * self.drafter.config.block_size:
+            pace.times.draft.add(wanted, self._verifying - began)
+        return tokens, None
 
     def _draft(self, input_ids: Tensor, wanted: int) -> tuple[Tensor, Tensor | None]:
         """Drafted tokens `[1, 0 … wanted]` to follow `input_ids [1, L]`, and what drawn ones were drawn from."""
         room = min(wanted, self._max_length - input_ids.shape[1] - 1)  # the target adds a token of its own to a draft
-        self._ran, self._took_in = room > 0, 0
+        self._ran, self._took_in, self._probabilities = room > 0, 0, []
         if not self._ran:
             return input_ids[:, :0], None
         anchor = input_ids[0, -1:].to(self.drafter.device)
@@ -161,6 +165,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         )  # fmt: skip
         tokens = draft.tokens[:, :room]
         usable = self._usable(tokens[0], draft.finite[0, :room])
+        if self._pace is not None:
+            self._probabilities = draft.probabilities()[0, :usable].tolist()
         return tokens[:, :usable], self._all_rows(draft.logits, usable)
 
     def _warp(self, input_ids: Tensor, drafted: Tensor, logits: Tensor) -> Tensor:

@@ -185,12 +185,20 @@ class LiLiCorrHead(nn.Module):
             block.anchor_valid,
         )
         finite = normaliser.isfinite().view(blocks, slots)
+
+        def log_probs() -> Tensor:
+            return (values - normaliser[:, None]).view(blocks, slots, -1)
+
+        def probabilities() -> Tensor:
+            return log_probs().gather(-1, picks[..., None]).squeeze(-1).exp()
+
         if not return_lattice:
-            return Draft(score_and_walk(*vectors, candidates, self.logit_scale, self.vector_eps)[0], finite)
+            tokens, picks = score_and_walk(*vectors, candidates, self.logit_scale, self.vector_eps)
+            return Draft(tokens, finite, probabilities)
         walked = walk(*vectors, candidates, self.logit_scale, self.vector_eps)
-        log_probs = (values - normaliser[:, None]).view(blocks, slots, -1)
-        lattice = Lattice(candidates, log_probs, walked.first, walked.pair, walked.picks)
-        return Draft(walked.tokens, finite, lattice)
+        picks = walked.picks
+        lattice = Lattice(candidates, log_probs(), walked.first, walked.pair, picks)
+        return Draft(walked.tokens, finite, probabilities, lattice)
 
     def scores(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """Scores of a lattice from the arguments of `factors`: `[N, K]` and `[N, S - 1, K, K]`, as `lattice_scores`."""

@@ -21,7 +21,11 @@ class NoHead(nn.Module):
         count = self.num_candidates if return_lattice else 1
         values, indices, normaliser = topk_logsumexp(block.logits.reshape(-1, vocab), count)
         candidates = indices.view(blocks, slots, count)
-        draft = Draft(tokens=candidates[..., 0], finite=normaliser.isfinite().view(blocks, slots))
+        draft = Draft(
+            tokens=candidates[..., 0],
+            finite=normaliser.isfinite().view(blocks, slots),
+            probabilities=lambda: (values[:, 0] - normaliser).exp().view(blocks, slots),
+        )
         if return_lattice:
             log_probs = (values - normaliser[:, None]).view(blocks, slots, count)
             draft.lattice = Lattice(candidates, log_probs, None, None, candidates.new_zeros(blocks, slots))

@@ -53,11 +53,14 @@ class Lattice:
 class Draft:
     """Drafted tokens `[N, S]` (int64), with `finite` `[N, S]` (bool): whether each slot's logits were all usable.
 
+    `probabilities` works out what the drafter gives each of the tokens, `[N, S]` (fp32), of its own or its corrected
+    logits: on request, since few ask.
     `lattice` is filled on request; `logits [N, S, vocab]` (fp32) are those that drawn tokens were drawn from, warped,
     `None` for a draft without chance.
     """
 
     tokens: Tensor
     finite: Tensor
+    probabilities: Callable[[], Tensor]
     lattice: Lattice | None = None
     logits: Tensor | None = None

@@ -31,6 +31,7 @@ def walk_lattice(
     draft = Draft(
         tokens=candidates.gather(-1, picks[..., None]).squeeze(-1),
         finite=normaliser.isfinite().view(blocks, slots),
+        probabilities=lambda: log_probs.gather(-1, picks[..., None]).squeeze(-1).exp(),
     )
     if return_lattice:
         draft.lattice = Lattice(candidates, log_probs, first, pair, picks)
@@ -47,24 +48,30 @@ def commit_slots(
         correction: called for slots 0 … S - 1 in order with the slot and the token before it, `[N]` (int64); returns
             what to add to the slot's logits, `[N, vocab]`, or `None` for nothing.
     """
-    tokens, finite, drawn_from = block.anchor_ids[:, None], [], []
+    tokens, finite, drawn_from, greatest = block.anchor_ids[:, None], [], [], []
     for slot in range(block.logits.shape[1]):
         added = correction(slot, tokens[:, -1])
         logits = block.logits[:, slot].float()
         logits = logits if added is None else logits + added.float()
         best, chosen = logits.max(dim=-1)
+        greatest.append((best, logits))
         finite.append(best.isfinite())
         if block.warp is not None:
             drawn_from.append(block.warp(tokens[:, 1:], logits))
             chances = drawn_from[-1].softmax(dim=-1).nan_to_num()  # NaN where not finite, and then of no use
             chosen = torch.where(finite[-1], _draw(chances), chosen)
         tokens = torch.cat([tokens, chosen[:, None]], dim=1)
-    draft = Draft(tokens[:, 1:], torch.stack(finite, dim=1))
+    draft = Draft(tokens[:, 1:], torch.stack(finite, dim=1), lambda: _shares(greatest))
     if drawn_from:
         draft.logits = torch.stack(drawn_from, dim=1)
     if return_lattice:
         draft.lattice = _drafters_lattice(block.logits, draft.tokens, count)
     return draft
+
+
+def _shares(greatest: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """`[N, S]` from each slot's greatest logit `[N]` and all of them `[N, vocab]`: its probability."""
+    return torch.stack([(best - logits.logsumexp(dim=-1)).exp() for best, logits in greatest], dim=1)
 
 
 def _draw(chances: Tensor) -> Tensor:

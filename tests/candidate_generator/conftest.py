@@ -48,11 +48,11 @@ def build_drafter(target, head_type, **overrides):
     return LiLiCorrModel(LiLiCorrConfig.for_target(target.config, **settings)).eval()
 
 
-def teach_drafter(drafter, text, wrong_slots=(), broken_slots=()):
+def teach_drafter(drafter, text, wrong_slots=(), broken_slots=(), sure=0.9):
     """Make `drafter` propose what follows in `text` (ids without padding) after the position it believes to be at.
 
     Full acceptance therefore also shows that its positions are right. `wrong_slots` get another token, `broken_slots`
-    are reported as not finite. The real draft still runs, caches and all.
+    are reported as not finite. It gives all of them the probability `sure`. The real draft still runs, caches and all.
     """
     text = [int(token) for token in text]
 
@@ -67,7 +67,7 @@ def teach_drafter(drafter, text, wrong_slots=(), broken_slots=()):
                 tokens[0, slot] = (tokens[0, slot] + 1) % self.config.vocab_size
             if slot in broken_slots:
                 finite[0, slot] = False
-        return replace(real, tokens=tokens, finite=finite)
+        return replace(real, tokens=tokens, finite=finite, probabilities=lambda: torch.full(tokens.shape, sure))
 
     drafter.draft = types.MethodType(draft, drafter)
     return drafter

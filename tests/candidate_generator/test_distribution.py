@@ -54,7 +54,8 @@ def drafter(target, table, new_drafter):
         tokens = [successor[int(anchor_ids)]]
         while len(tokens) < drafter.config.num_slots:
             tokens.append(successor[tokens[-1]])
-        return Draft(torch.tensor([tokens]), torch.ones(1, len(tokens), dtype=torch.bool))
+        finite = torch.ones(1, len(tokens), dtype=torch.bool)
+        return Draft(torch.tensor([tokens]), finite, lambda: torch.ones(1, len(tokens)))
 
     drafter.draft = draft
     return drafter

@@ -7,93 +7,143 @@ import random
 import pytest
 import torch
 from lilicorr.candidate_generator import lilicorr_generator
-from lilicorr.candidate_generator.pace import KnownTimes, Pace, StepTimes
+from lilicorr.candidate_generator.pace import Durations, KnownTimes, Pace, StepTimes
 
 COSTLY = {0: 46, 1: 62, 2: 64, 3: 84, 4: 86, 5: 90, 6: 94, 7: 100}  # rows cost time
 FLAT = {drafted: 50 for drafted in range(8)} | {0: 47}  # rows are free
 
 
-def decode(costs, chance, tokens=4000, seed=0):
-    """Pace's tokens by those of plain decoding in the same time, and how often each length was chosen."""
+DRAFT = 6.0  # of these, what drafting takes
+
+
+class Steps:
+    """Steps at given costs whose drafted tokens are accepted with the probability that the drafter gives them."""
+
+    def __init__(self, costs, pace, sure=lambda: 0.5, slow=lambda size: 1.0, honest=1.0):
+        self.costs, self.pace, self.sure, self.slow, self.honest = costs, pace, sure, slow, honest
+
+    def step(self):
+        """Tokens drafted, verified and accepted, and seconds."""
+        drafted = self.pace.choose()
+        believed = [self.sure() for _ in range(drafted)]
+        verified = self.pace.cut(believed)
+        accepted = 0
+        while accepted < verified and random.random() < self.honest * believed[accepted]:
+            accepted += 1
+        draft = DRAFT * self.slow(drafted) * random.uniform(0.9, 1.1) if drafted else 0.0
+        rest = (self.costs[verified] - (DRAFT if verified else 0)) * self.slow(verified) * random.uniform(0.9, 1.1)
+        if drafted:
+            self.pace.times.draft.add(drafted, draft)
+        self.pace.times.rest.add(verified, rest)
+        self.pace.note(verified, accepted, believed)
+        return drafted, verified, accepted, draft + rest
+
+
+def decode(costs, sure, tokens=4000, seed=0, honest=1.0):
+    """Pace's tokens by those of plain decoding in the same time, and how often each length was drafted and verified."""
     random.seed(seed)
-    times, chosen, spent, made = StepTimes(), [0] * 8, 0.0, 0
+    times, drafts, verified, spent, made = StepTimes(), [0] * 8, [0] * 8, 0.0, 0
     while made < tokens:
-        pace, length = Pace(7, times), 0
+        steps, length = Steps(costs, Pace(7, times), sure if callable(sure) else lambda: sure, honest=honest), 0
         while length < 200:
-            drafted = pace.choose()
-            accepted = 0
-            while accepted < drafted and random.random() < chance:
-                accepted += 1
-            seconds = costs[drafted] * random.uniform(0.9, 1.1)
-            pace.note(drafted, accepted, seconds)
-            chosen[drafted] += 1
+            drafted, checked, accepted, seconds = steps.step()
+            drafts[drafted] += 1
+            verified[checked] += 1
             spent += seconds
             length += accepted + 1
         made += length
-    return made * costs[0] / spent, chosen
+    return made * costs[0] / spent, drafts, verified
 
 
 @pytest.mark.parametrize("costs", [COSTLY, FLAT])
 @pytest.mark.parametrize("chance", [0.1, 0.45, 0.7, 0.97])
 def test_pace_comes_near_the_best_fixed_length(costs, chance):
     best = max(sum(chance**slot for slot in range(size + 1)) * costs[0] / costs[size] for size in range(8))
-    speed, _ = decode(costs, chance)
-    assert speed > 0.9 * best
+    assert decode(costs, chance)[0] > 0.9 * best
+
+
+@pytest.mark.parametrize("honest", [1.0, 0.7])
+def test_a_draft_ends_where_the_drafter_is_not_sure(honest):
+    """Half of the tokens are nearly certain, half nearly never right; only knowing which makes drafting pay here."""
+    costs = COSTLY | {0: 46, 1: 62, 2: 78}
+
+    def sure():
+        return random.choice((0.97, 0.03))
+
+    speed, drafts, verified = decode(costs, sure, honest=honest)
+    blind = max(sum((0.5 * honest) ** slot for slot in range(size + 1)) * costs[0] / costs[size] for size in range(8))
+    assert speed > 1.03 * blind
+    assert verified[0] > drafts[0] + 0.2 * sum(drafts)  # drafted, but not worth a look
+
+
+def test_probabilities_that_promise_too_much_are_calibrated():
+    random.seed(1)
+    pace = Pace(3, StepTimes())
+    steps = Steps(FLAT, pace, lambda: 0.9, honest=0.5)
+    for _ in range(200):
+        steps.step()
+    assert pace._calibrated(0, 0.9) == pytest.approx(0.45, abs=0.12)
+    assert 0 < pace._calibrated(0, 0.1) < 0.1
+
+
+def test_what_was_not_verified_does_not_make_slots_look_better():
+    """With only sure slots verified, acceptance of all would look like theirs and drafts would grow too long."""
+    random.seed(2)
+    times = StepTimes()
+    steps = Steps(COSTLY, Pace(7, times), lambda: random.choice((0.95, 0.05)))
+    for _ in range(600):
+        steps.step()
+    usual = times.usual[0]
+    assert usual.accepted / usual.reached == pytest.approx(0.5, abs=0.12)
 
 
 def test_times_of_a_bad_start_do_not_last():
     """First drafts on a cold machine took three times as long; the pace must not stay with plain steps for that."""
     random.seed(3)
-    times, drafted = StepTimes(), []
-    pace = Pace(7, times)
-    for step in range(300):
-        size = pace.choose()
-        accepted = 0
-        while accepted < size and random.random() < 0.7:
-            accepted += 1
-        pace.note(size, accepted, COSTLY[size] * (3 if step < 6 and size else 1))
-        drafted.append(size)
-    assert sum(drafted[6:40]) < 40
-    assert sum(size > 0 for size in drafted[100:]) > 150
+    taken = []
+    steps = Steps(COSTLY, Pace(7, StepTimes()), lambda: 0.7, slow=lambda size: 3 if len(taken) < 6 and size else 1)
+    for _ in range(300):
+        taken.append(steps.step()[0])
+    assert sum(taken[6:40]) < 60
+    assert sum(size > 0 for size in taken[100:]) > 150
 
 
 def test_a_useless_drafter_is_mostly_left_out_and_a_perfect_one_drafts_whole_blocks():
-    _, useless = decode(COSTLY, 0.0)
+    _, useless, _ = decode(COSTLY, 0.0)
     assert useless[0] > 0.6 * sum(useless)
-    _, perfect = decode(FLAT, 1.0)
-    assert perfect[7] > 0.95 * sum(perfect)
+    _, perfect, verified = decode(FLAT, 1.0)
+    assert perfect[7] > 0.95 * sum(perfect) and verified[7] > 0.95 * sum(verified)
+
+
+def test_a_drafter_that_only_believes_in_itself_is_found_out():
+    speed, _, verified = decode(COSTLY, 0.95, honest=0.0)
+    assert verified[0] > 0.6 * sum(verified) and speed > 0.85
 
 
 def test_every_kind_of_step_is_timed_before_the_choice():
+    random.seed(0)
     times = StepTimes()
-    pace = Pace(7, times)
-    first = []
-    for _ in range(6):
-        first.append(pace.choose())
-        pace.note(first[-1], 0, COSTLY[first[-1]])
-    assert first == [7, 7, 2, 2, 0, 0]
-    another_call = Pace(7, times)
-    for _ in range(4):
-        another_call.note(2, 0, None)
-    assert another_call.choose() in (0, 1)
+    steps = Steps(COSTLY, Pace(7, times), lambda: 0.0)
+    assert [steps.step()[:2] for _ in range(6)] == [(7, 7), (7, 7), (2, 2), (2, 2), (0, 0), (0, 0)]
+    assert Pace(7, times).choose() in (0, 1)
 
 
 def test_expected_seconds_lie_between_known_sizes():
-    times = StepTimes()
-    with pytest.raises(ValueError, match="No step has been timed"):
-        times.expect(3)
+    durations = Durations()
+    with pytest.raises(ValueError, match="Nothing has been timed"):
+        durations.expect(3)
     for size, seconds in ((0, 1.0), (4, 3.0), (4, 3.0), (4, 90.0)):
-        times.add(size, seconds)
-    assert [times.expect(size) for size in (0, 2, 4, 7)] == [1.0, 2.0, 3.0, 3.0]
+        durations.add(size, seconds)
+    assert [durations.expect(size) for size in (0, 2, 4, 7)] == [1.0, 2.0, 3.0, 3.0]
 
 
 def test_known_times_are_kept_by_target_and_left_behind_by_copies():
     known, target = KnownTimes(), torch.nn.Linear(1, 1)
-    known.of(target).add(0, 1.0)
-    assert known.of(target).count(0) == 1
-    assert known.of(torch.nn.Linear(1, 1)).count(0) == 0
-    assert copy.deepcopy(known).of(target).count(0) == 0
-    assert pickle.loads(pickle.dumps(known)).of(target).count(0) == 0
+    known.of(target).rest.add(0, 1.0)
+    assert known.of(target).rest.count(0) == 1
+    assert known.of(torch.nn.Linear(1, 1)).rest.count(0) == 0
+    assert copy.deepcopy(known).of(target).rest.count(0) == 0
+    assert pickle.loads(pickle.dumps(known)).of(target).rest.count(0) == 0
 
 
 class Clock:

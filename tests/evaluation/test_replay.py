@@ -54,9 +54,8 @@ def test_replay_counts_an_accepted_end_as_a_real_run_does(pair, monkeypatch):
         tokens = [follows[block.anchor_ids]]
         for _ in range(block.hidden.shape[1] - 1):
             tokens.append(follows[tokens[-1]])
-        return Draft(
-            torch.stack(tokens, 1), torch.ones_like(tokens[0], dtype=torch.bool)[:, None].repeat(1, len(tokens))
-        )
+        drafted = torch.stack(tokens, dim=1)
+        return Draft(drafted, torch.ones_like(drafted, dtype=torch.bool), lambda: torch.ones(drafted.shape))
 
     monkeypatch.setattr(drafter.head, "draft", foretell)
     accepted_ends = 0

@@ -16,6 +16,7 @@ from ..kernels.score_and_walk import lattice_scores, score_and_walk, walk
 from ..kernels.topk_logsumexp import topk_features
 from .configuration_lilicorr import LiLiCorrConfig
 from .lattice import Block, Draft, Lattice
+from .lattice_drafts import walk_lattice
 
 
 class LatticeAttention(nn.Module):
@@ -58,8 +59,15 @@ class LatticeLayer(nn.Module):
         return nodes + self.mlp(self.mlp_norm(nodes))
 
 
+GATE = 0.5  # at first, of a residual head: from 0 it never opened (evaluation/RESULTS.md)
+
+
 class LiLiCorrHead(nn.Module):
-    """Gives every candidate a unit out and in vector; adjacent candidates match by their scaled cosine (Eq. 1)."""
+    """Gives every candidate a unit out and in vector; adjacent candidates match by their scaled cosine (Eq. 1).
+
+    With the setting `residual`, which is not the paper's, a score is the candidate's log-probability plus the scaled
+    cosine times one learnt `gate`: the head corrects the drafter instead of replacing it.
+    """
 
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
@@ -87,6 +95,7 @@ class LiLiCorrHead(nn.Module):
         self.out_head = nn.Linear(width, factor)
         self.in_head = nn.Linear(width, factor)
         self.anchor_out_head = nn.Linear(width, factor)
+        self.gate = nn.Parameter(torch.full((1,), GATE)) if settings.get("residual") else None
 
     def init_weights_with(self, init: Any) -> None:
         """Tables at zero, factor heads at N(0, 0.02): zero on both sides of a product would never learn.
@@ -94,6 +103,8 @@ class LiLiCorrHead(nn.Module):
         Inner layers keep the size of what enters them. At Transformers' usual 0.02 the confidence features, which tell
         a slot's candidates apart, would drown in the slot's hidden state, which its candidates share.
         """
+        if self.gate is not None:
+            init.constant_(self.gate, GATE)
         for table in (self.slot_embedding, self.rank_embedding, self.relative_slot_bias, self.same_slot_bias):
             init.zeros_(table)
         for head in (self.out_head, self.in_head, self.anchor_out_head):
@@ -174,6 +185,14 @@ class LiLiCorrHead(nn.Module):
 
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
         """Greedy walk over the scored lattice (Eq. 8); see `Draft` for the result."""
+        if self.gate is not None:
+            rest = (block.hidden, block.anchor_state, block.anchor_valid)
+            return walk_lattice(
+                block,
+                self.num_candidates,
+                lambda candidates, log_probs: self.scores(block.embed(candidates), log_probs, *rest),
+                return_lattice,
+            )
         blocks, slots, vocab = block.logits.shape
         values, indices, normaliser, features = topk_features(block.logits.reshape(-1, vocab), self.num_candidates)
         candidates = indices.view(blocks, slots, -1)
@@ -200,6 +219,13 @@ class LiLiCorrHead(nn.Module):
         lattice = Lattice(candidates, log_probs(), walked.first, walked.pair, picks)
         return Draft(walked.tokens, finite, probabilities, lattice)
 
-    def scores(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """Scores of a lattice from the arguments of `factors`: `[N, K]` and `[N, S - 1, K, K]`, as `lattice_scores`."""
-        return lattice_scores(*self.factors(*inputs), self.logit_scale)
+    def scores(self, embeds: Tensor, log_probs: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        """Scores of a lattice from the arguments of `factors`: `[N, K]` and `[N, S - 1, K, K]`, as `lattice_scores`.
+
+        No gradient flows through the log-probabilities that a residual head adds; the drafter has its own loss.
+        """
+        first, pair = lattice_scores(*self.factors(embeds, log_probs, *rest), self.logit_scale)
+        if self.gate is None:
+            return first, pair
+        own, gate = log_probs.detach(), self.gate.float()
+        return own[:, 0] + gate * first, own[:, 1:, None] + gate * pair

@@ -60,6 +60,8 @@ def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iter
         return
     if "num_candidates" in head and not 1 <= head["num_candidates"] <= vocab_size:
         yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {vocab_size}."
+    if not isinstance(head.get("residual", False), bool):
+        yield f"The head's residual is {head['residual']!r}, expected true or false."
     if head_type == "lilicorr" and head["hidden_size"] % head["num_heads"]:
         yield f"The head's hidden_size {head['hidden_size']} is not a multiple of its num_heads {head['num_heads']}."
     for key in POSITIVE.get(head_type, ()):

@@ -199,6 +199,7 @@ BAD_HEAD = {
     "K-zero": ({"num_candidates": 0}, "num_candidates is 0"),
     "heads-not-dividing": ({"num_heads": 3}, "hidden_size 64 is not a multiple of its num_heads 3"),
     "no-layers": ({"num_layers": 0}, "num_layers must be positive, got 0"),
+    "residual": ({"residual": "yes"}, "residual is 'yes', expected true or false"),
     "scale": ({"logit_scale": -8.0}, "logit_scale must be positive, got -8.0"),
     **{f"lacks-{key}": ({key: None}, f"head_config lacks {key};") for key in LILICORR_HEAD_KEYS},
 }

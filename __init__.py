@@ -1,4 +1,4 @@
-"""LiLiCorr for Transformers: `target.generate(..., assistant_model=drafter)`, same output, several times faster.
+"""LiLiCorr for Transformers: `target.generate(..., assistant_model=drafter)`, the same output, drafted in blocks.
 
 Importing it registers `LiLiCorrConfig` and `LiLiCorrModel` with the Auto classes.
 """

@@ -61,8 +61,8 @@ def demo(
 
 @app.command()
 def generate(
-    target: Annotated[str, typer.Option(help="Folder or repository of the target.")],
-    drafter: Annotated[str, typer.Option(help="Folder or repository of its drafter.")],
+    drafter: Annotated[str, typer.Option(help="Folder or repository of the drafter.")],
+    target: Annotated[str, typer.Option(help="Folder or repository of its target; unset: SmolLM2-135M-Instruct.")] = "",
     prompt: Prompts = None,
     max_new_tokens: NewTokens = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy; above it, sampling.")] = 0.0,
@@ -71,8 +71,8 @@ def generate(
     device: Device = "auto",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
 ) -> None:
-    """Do the same for any pair of target and drafter."""
-    pair = _load(target, drafter, dtype, device, trust_remote_code)
+    """Answer prompts with any pair of target and drafter, compare with plain decoding, draw one block."""
+    pair = _load(target or _embedded_target(), drafter, dtype, device, trust_remote_code)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature, seed)
 
 

@@ -52,22 +52,25 @@ def answers_in(token_ids: Sequence[int], said: Sequence[bool], ends: Collection[
 
 
 @torch.no_grad()
-def replay(target: PreTrainedModel, drafter: Any, text: Text, taps: Tensor) -> dict[str, Trace]:
-    """Follow `text` block by block, as `generate` would with whole blocks.
+def replay(
+    target: PreTrainedModel, drafter: Any, text: Text, taps: Tensor, num_slots: int | None = None
+) -> dict[str, Trace]:
+    """Follow `text` block by block, as `generate` would with whole blocks or `num_assistant_tokens=num_slots`.
 
     Args:
         drafter: on the target's device; taps: the target's states of the text at its layers, `[1, L, taps * d]`.
+        num_slots: tokens drafted at a time, at most `B - 1`.
 
     Returns:
         What would have been accepted, by `RULES`; those that the head has no scores or candidates for are absent.
         `draft` is the drafter; `first candidates` takes each slot's likeliest token, `exact path` the path with the
         highest summed score (paper Eq. 12), `best path there is` whatever candidate is right.
     """
-    device = target.device
+    device, slots = target.device, min(num_slots or drafter.config.num_slots, drafter.config.num_slots)
     ids = torch.tensor([text.token_ids[: text.end]], device=device)
     anchors = torch.arange(text.start, text.end - 1, device=device)
     embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-    context, states = block_states(drafter, embed, ids, taps[:, : text.end], anchors[None], TOGETHER)
+    context, states = block_states(drafter, embed, ids, taps[:, : text.end], anchors[None], TOGETHER, slots)
     hidden, choices = states[0, :, 1:], dict[str, list[Tensor]]()
     for rows in torch.arange(len(anchors), device=device).split(TOGETHER):
         places = anchors[rows]
@@ -79,10 +82,9 @@ def replay(target: PreTrainedModel, drafter: Any, text: Text, taps: Tensor) -> d
             anchor_valid=places > 0,
             embed=lambda tokens: embed(tokens).to(drafter.dtype),
         )
-        truth = _truth(ids, places, drafter.config.num_slots)
+        truth = _truth(ids, places, slots)
         for rule, right in _right(drafter.head.draft(block, return_lattice=True), truth).items():
             choices.setdefault(rule, []).append(right.cumprod(dim=1).sum(dim=1))
-    slots = drafter.config.num_slots
     return {rule: _follow(text, torch.cat(runs).tolist(), slots) for rule, runs in choices.items()}
 
 

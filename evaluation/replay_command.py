@@ -33,6 +33,9 @@ def replayed(
     drafter: Annotated[list[str], typer.Option(help="name=folder (or repository); the first is what others change.")],
     output: Annotated[Path, typer.Option(help="Folder for the rows, report.json and report.md.")],
     target: Annotated[str, typer.Option(help="Folder or repository of the target; unset: SmolLM2-135M-Instruct.")] = "",
+    num_assistant_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens drafted at a time, as in generate; 0: whole blocks.")
+    ] = 0,
     max_length: Annotated[int, typer.Option(min=2, help="Texts are cut to this many tokens.")] = 3072,
     dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
@@ -49,10 +52,11 @@ def replayed(
         source = target or str(smollm2())
         pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         texts = dict(texts_of(files, pair, max_length))
-        journal = Journal(output / ROWS, _settings(pair, target or "SmolLM2-135M-Instruct", source, folders))
+        settings = _settings(pair, target or "SmolLM2-135M-Instruct", source, folders)
+        journal = Journal(output / ROWS, settings | {"num_assistant_tokens": num_assistant_tokens})
         for key, (name, text) in track(texts.items(), description="answers", console=Console(stderr=True)):
             if key not in journal.rows:
-                journal.add({"key": key, "set": name, **replay_row(pair, text)})
+                journal.add({"key": key, "set": name, **replay_row(pair, text, num_assistant_tokens)})
         rows = [journal.rows[key] for key in texts]
         path = write_replay_report(output, replay_report(journal.settings, rows))
     except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
@@ -92,8 +96,8 @@ def texts_of(files: dict[str, Path], pair: Pair, max_length: int) -> Iterator[tu
                 yield f"{name}/{example.id}/{digest}", (name, text)
 
 
-def replay_row(pair: Pair, text: Text) -> dict[str, Any]:
-    """One answer's row: whether it loops, and every drafter's traces by rule."""
+def replay_row(pair: Pair, text: Text, num_assistant_tokens: int = 0) -> dict[str, Any]:
+    """One answer's row: whether it loops, and every drafter's traces by rule; 0 drafts whole blocks."""
     ids = torch.tensor([text.token_ids[: text.end]], device=pair.target.device)
     taps: dict[tuple[int, ...], torch.Tensor] = {}  # drafters mostly share their layers, and so one pass
     made: dict[str, Any] = {}
@@ -101,7 +105,7 @@ def replay_row(pair: Pair, text: Text) -> dict[str, Any]:
         layers = tuple(drafter.config.target_layer_ids)
         if layers not in taps:
             taps[layers] = target_pass(pair.target, ids, layers)[0]
-        traces = replay(pair.target, drafter, text, taps[layers])
+        traces = replay(pair.target, drafter, text, taps[layers], num_assistant_tokens)
         made[name] = {rule: asdict(trace) for rule, trace in traces.items()}
     return {"loops": loops(text.token_ids[text.start : text.end]), "drafters": made}
 

@@ -16,7 +16,7 @@ from .sets import TITLES, in_order
 DRAFT = RULES[0]
 RESAMPLES = 2000
 MEANING = (
-    "Acceptance length (τ) of whole blocks along known answers: tokens committed per verified block, the target's own "
+    "Acceptance length (τ) along known answers: tokens committed per verified block, the target's own "
     "token included, every block weighing the same. The average is the unweighted mean over sets; the best of a row in "
     "bold. Intervals hold 95 % of {resamples} resamplings of the answers within each set, the same for all drafters."
 )
@@ -98,8 +98,10 @@ def write_replay_report(folder: Path, report: dict[str, Any]) -> Path:
 def replay_markdown(report: dict[str, Any]) -> str:
     """The report as Markdown."""
     settings = report["settings"]
+    count = settings["num_assistant_tokens"]
+    drafts = f"{count} tokens drafted at a time" if count else "whole blocks"
     head = (
-        f"Target {settings['target']['source']}, {settings['dtype']}, {report['answers']} answers, of which "
+        f"Target {settings['target']['source']}, {settings['dtype']}, {drafts}, {report['answers']} answers, of which "
         f"{report['looping_share']:.1%} loop (a 4-gram seen 8 times or more)."
     )
     parts = ["# Replay", head, MEANING.format(resamples=RESAMPLES)]

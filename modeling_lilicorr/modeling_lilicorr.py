@@ -93,7 +93,7 @@ class LiLiCorrModel(DFlashModel):
             lm_head: the target's output projection, `[..., d]` to `[..., vocab]` (rows beyond `vocab_size` are cut).
             return_lattice: also return candidates, log-probabilities, scores and picks.
             num_slots: draft only the first so many of the `B - 1` slots. The block ends behind them: what a slot hears
-                from masks behind it is of no use to it (`benchmarks/block_ends.py` counts).
+                from masks behind it is of no use to it (`lilicorr replay --num-assistant-tokens` counts).
             warp: for a head that can draw its tokens, see `Block`; others take no notice.
 
         Returns:

@@ -21,9 +21,9 @@ def pair(tiny_folders):
     return load_pair(tiny_folders / "target", drafters, dtype="fp32", device="cpu")
 
 
-def traces_of(pair, drafter, text):
+def traces_of(pair, drafter, text, slots=None):
     ids = torch.tensor([text.token_ids])
-    return replay(pair.target, drafter, text, target_pass(pair.target, ids, drafter.config.target_layer_ids)[0])
+    return replay(pair.target, drafter, text, target_pass(pair.target, ids, drafter.config.target_layer_ids)[0], slots)
 
 
 def known(pair, prompt, said, ended):
@@ -34,12 +34,13 @@ def known(pair, prompt, said, ended):
 @pytest.mark.parametrize("head", ["lilicorr", "none"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("count", [2, 3, 41])
-def test_replay_gives_the_figures_of_a_real_run(pair, head, temperature, count):
+@pytest.mark.parametrize("slots", [None, 2])
+def test_replay_gives_the_figures_of_a_real_run(pair, head, temperature, count, slots):
     # With the sampled run's own answer: what it accepted is what foretold it.
     drafter, prompt = pair.drafters[head], encode(pair.tokenizer, "abc", pair.target.device)
-    options = decoding_options(count, temperature) | {"min_new_tokens": count}
+    options = decoding_options(count, temperature) | {"min_new_tokens": count, "num_assistant_tokens": slots}
     run = answer(pair.target, prompt, drafter, seed=5, **options)
-    assert traces_of(pair, drafter, known(pair, prompt, run.token_ids, ended=False))["draft"] == run.trace
+    assert traces_of(pair, drafter, known(pair, prompt, run.token_ids, ended=False), slots)["draft"] == run.trace
 
 
 def shares(trace):

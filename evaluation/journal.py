@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+FIRST_BYTES = b'{"settings": '  # of every file
+
 
 class Journal:
-    """The file of finished rows. A torn last line, left by a run that was killed while writing, is cut off.
+    """The file of finished rows. A torn last line and zeros, left by a kill or a power cut, are cut off.
 
     Args:
         path: the file, made if need be.
@@ -23,17 +25,24 @@ class Journal:
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.rows: dict[str, dict[str, Any]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = path.read_bytes() if path.exists() else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = [self._parse(number, line) for number, line in enumerate(whole.splitlines(), 1)]
-        if lines:
-            _check(path, lines[0].get("settings"), self.settings)
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
+        held = path.read_bytes() if path.exists() else b""
+        data = held.rstrip(b"\0")
+        tail = data[data.rfind(b"\n") + 1 :]
+        torn = bool(tail) and _object(tail) is None
+        if torn:
+            data = data[: -len(tail)]
+        lines = [self._parse(number, line) for number, line in enumerate(data.splitlines(), 1)]
+        foreign = torn and not lines and tail[: len(FIRST_BYTES)] != FIRST_BYTES[: len(tail)]
+        if lines or foreign:
+            _check(path, lines[0].get("settings") if lines else None, self.settings)
         for number, row in enumerate(lines[1:], 2):
             if not isinstance(row.get("key"), str):
                 raise ValueError(f"{path} line {number} is no row of an evaluation; remove it.")
             self.rows[row["key"]] = row
+        if data and not data.endswith(b"\n"):
+            data += b"\n"  # all that the last row lost
+        if data != held:
+            self._mend(data)
         if not lines:
             self._append({"settings": self.settings})
 
@@ -52,14 +61,28 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
+    def _mend(self, data: bytes) -> None:
+        """Leave `data` in the file, which already begins with it but for a last line break."""
+        with open(self.path, "rb+") as file:
+            file.truncate(len(data) - data.endswith(b"\n"))
+            if data:
+                file.seek(len(data) - 1)
+                file.write(b"\n")
+
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError
-        except ValueError:
-            raise ValueError(f"{self.path} line {number} is no row of an evaluation; remove it.") from None
+        row = _object(line)
+        if row is None:
+            raise ValueError(f"{self.path} line {number} is no row of an evaluation; remove it.")
         return row
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in `line`, or `None`."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _check(path: Path, held: Any, wanted: dict[str, Any]) -> None:

@@ -125,9 +125,9 @@ def report_of(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[
     """The report on finished `rows`: by temperature (see `summary.by_temperature`), and `coverage` by drafter and set.
 
     Raises:
-        ValueError: if no row holds an answer.
+        ValueError: if no row holds an answer, or one lacks what rows hold.
     """
-    asked = [_asked(row, run) for row in rows for run in row["asked"]]
+    asked = [one for row in rows for one in _asked(row)]
     if not asked:
         raise ValueError(
             f"No question was answered, since {rows[0]['left_out']}; ask shorter ones or lower --max-new-tokens."
@@ -144,9 +144,19 @@ def report_of(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[
     }
 
 
-def _asked(row: dict[str, Any], run: dict[str, Any]) -> Asked:
-    arms = {name: Measured.from_json(measured) for name, measured in run["arms"].items()}
-    return Asked(row["set"], row["category"], run["prompt_tokens"], run["temperature"], run["seed"], arms)
+def _asked(row: dict[str, Any]) -> list[Asked]:
+    """What a row says of every run of its question."""
+    try:
+        name, category, found = row["set"], row["category"], []
+        for run in row["asked"]:
+            arms = {arm: Measured.from_json(measured) for arm, measured in run["arms"].items()}
+            found.append(Asked(name, category, run["prompt_tokens"], run["temperature"], run["seed"], arms))
+        return found
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"The row of {row.get('key')!r} is not as an evaluation writes it ({type(error).__name__}: {error}); remove "
+            "its line from the file of rows to ask it again."
+        ) from None
 
 
 def _covered(rows: Sequence[dict[str, Any]], drafter: str, sets: Sequence[str]) -> dict[str, Any]:

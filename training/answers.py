@@ -27,8 +27,11 @@ class AnswersFile:
             return
         with open(path, "rb") as lines:
             for line in lines:
+                ended = line.endswith(b"\n")
+                if not ended:
+                    line = line.rstrip(b"\0")  # what a power cut leaves behind the last write
                 row = _row(line)
-                if line.endswith(b"\n"):
+                if ended:
                     self.whole += len(line)
                 else:
                     self.tail = line
@@ -37,8 +40,8 @@ class AnswersFile:
                     self._count(row)
 
     def mend(self) -> None:
-        """Cut off what a kill left of a last line; one that lost only its line break gets it back."""
-        if not self.tail:
+        """Cut off what a kill left of a last line, and zeros; a line that lost only its line break gets it back."""
+        if not self.tail and not self.tail_is_torn:
             return
         with open(self.path, "rb+") as file:
             file.truncate(self.whole)

@@ -4,6 +4,7 @@ import shutil
 import pytest
 from lilicorr.cli import app
 from lilicorr.evaluation.command import ROWS
+from lilicorr.evaluation.run import report_of
 from typer.testing import CliRunner
 
 
@@ -180,6 +181,13 @@ def test_all_turns_build_on_plain_answers(tiny_folders, data, tmp_path):
     assert [(one["seed"], one["turn"]) for one in asked] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert asked[1]["prompt_tokens"] > asked[0]["prompt_tokens"] + len("more")
     assert "Table 9" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("more", [{}, {"asked": 3}, {"asked": [{"arms": {"plain": {"seconds": 1}}}]}])
+def test_a_row_that_holds_too_little_is_named(more):
+    row = {"key": "gsm8k/1", **({"set": "gsm8k", "category": "math", **more} if more else {})}
+    with pytest.raises(ValueError, match="The row of 'gsm8k/1' is not as an evaluation writes it .*remove its line"):
+        report_of({"drafters": {}}, [row])
 
 
 def test_questions_beyond_the_context_are_left_out_and_told(tiny_folders, data, tmp_path):

@@ -13,7 +13,7 @@ def test_rows_are_kept_and_found_again(tmp_path):
     assert Journal(path, SETTINGS).rows == journal.rows == {"a": {"key": "a", "value": 1}}
 
 
-@pytest.mark.parametrize("torn", ['{"key": "b", "val', '{"key": "b"}', "\x00"])
+@pytest.mark.parametrize("torn", ['{"key": "b", "val', "\0" * 9, '{"key": "b"\0\0'])
 def test_a_torn_last_line_is_cut_off(tmp_path, torn):
     path = tmp_path / "rows.jsonl"
     Journal(path, SETTINGS).add({"key": "a"})
@@ -23,6 +23,15 @@ def test_a_torn_last_line_is_cut_off(tmp_path, torn):
     assert list(journal.rows) == ["a"] and path.read_bytes() == whole
     journal.add({"key": "b"})
     assert list(Journal(path, SETTINGS).rows) == ["a", "b"]
+
+
+@pytest.mark.parametrize("lost", ["", "\0\0"])
+def test_a_row_that_lost_only_its_line_break_is_kept(tmp_path, lost):
+    path = tmp_path / "rows.jsonl"
+    Journal(path, SETTINGS).add({"key": "a"})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + lost.encode())
+    assert list(Journal(path, SETTINGS).rows) == ["a"] and path.read_bytes() == whole
 
 
 def test_a_torn_first_line_begins_anew(tmp_path):
@@ -53,8 +62,10 @@ def test_a_broken_line_in_the_midst_is_named(tmp_path, line):
         Journal(path, SETTINGS)
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
+@pytest.mark.parametrize("content", ['{"step": 1}\n', '{"step": 1}', "my notes", '{"key": "a", "va', " "])
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path, content):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"step": 1}\n')
+    path.write_text(content)
     with pytest.raises(ValueError, match="does not begin with the settings"):
         Journal(path, SETTINGS)
+    assert path.read_text() == content

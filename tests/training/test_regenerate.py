@@ -197,9 +197,10 @@ def test_an_answer_that_lost_only_its_line_break_is_kept(target_folder, prompt_f
     output = tmp_path / "out.jsonl"
     run(target_folder, prompt_file, output)
     content = output.read_text()
-    output.write_text(content.rstrip("\n"))
-    assert run(target_folder, prompt_file, output) == 0
-    assert output.read_text() == content
+    for left in (content.rstrip("\n"), content.rstrip("\n") + "\0" * 5, content + "\0" * 5):  # zeros: a power cut
+        output.write_text(left)
+        assert run(target_folder, prompt_file, output) == 0
+        assert output.read_text() == content
 
 
 @pytest.mark.parametrize(

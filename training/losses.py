@@ -3,6 +3,7 @@
 Each term is a numerator; what they are divided by is summed beside them, over all processes.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,10 @@ class Objective:
 
     def validate(self) -> None:
         """Raise a `ValueError` of one sentence for weights that cannot work."""
+        weights = {name: getattr(self, name) for name in ("beta", "gamma", "penalty", "mu", "rho")}
+        for name, value in (weights | {f"head.{name}": value for name, value in self.head.items()}).items():
+            if type(value) not in (int, float) or not -math.inf < value < math.inf:
+                raise ValueError(f"objective.{name} is {value!r}, expected a finite number.")
         if self.slot_weighting not in ("decay", "d-pace"):
             raise ValueError(f"slot_weighting is {self.slot_weighting!r}, expected 'decay' or 'd-pace'.")
         if self.slot_weighting == "d-pace" and self.sample_slots:

@@ -16,7 +16,7 @@ from .losses import Objective
 
 NOT_NEGATIVE = (
     "steps", "max_examples", "loop_limit", "micro_batch_size", "epochs", "learning_rate", "head_learning_rate",
-    "warmup", "save_minutes", "save_every", "blocks_at_once",
+    "head_weight_decay", "save_minutes", "save_every", "blocks_at_once",
 )  # fmt: skip
 RECIPES = Path(__file__).parent / "recipes"
 # What a run may change when it goes on: it moves no weight, or only by rounding.
@@ -122,7 +122,12 @@ class TrainSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more.")
         for name in NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more.")
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number, 0 or more.")
+        for name in ("warmup", "final_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a share from 0 to 1.")
+        if not self.clip > 0:
+            raise ValueError(f"clip is {self.clip}, expected a gradient norm above 0 (.inf clips nothing).")
         if self.mixed_precision not in ("no", "bf16"):
             raise ValueError(f"mixed_precision is {self.mixed_precision!r}, expected 'no' or 'bf16'.")
         if self.freeze_backbone and self.head_type == "none":

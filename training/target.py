@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from .data import Batch, Example
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a weight
 
 
 def load_target(source: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -110,13 +112,24 @@ class TargetStates:
         os.replace(unfinished, path)
         return taps.bfloat16().to(dtype), last.bfloat16().to(dtype)
 
-    def _describe(self) -> dict[str, object]:
-        weights = self.target.get_output_embeddings().weight
-        return {"layer_ids": self.layer_ids, "shape": list(weights.shape), "probe": weights[-1, :8].float().tolist()}
+    def _describe(self) -> dict[str, Any]:
+        """The layers, and what tells the target from another: numbers of its LM head and a digest of all weights."""
+        head, digest = self.target.get_output_embeddings().weight, hashlib.sha256()
+        for weights in self.target.parameters():
+            bits = weights.detach().contiguous().view(INTEGERS[weights.element_size()])
+            digest.update(f"{bits.sum(dtype=torch.int64).item()}\n".encode())  # exact, so the same on every device
+        return {
+            "layer_ids": self.layer_ids,
+            "shape": list(head.shape),
+            "probe": head[-1, :8].float().tolist(),
+            "weights": digest.hexdigest()[:16],
+        }
 
 
-def _holds(manifest: Path, described: dict[str, object]) -> bool:
+def _holds(manifest: Path, described: dict[str, Any]) -> bool:
+    """Whether `manifest` says the same, as far as it goes: an older one has no `weights`."""
     try:
-        return json.loads(manifest.read_text("utf-8")) == described
+        held = json.loads(manifest.read_text("utf-8"))
     except ValueError:
         return False
+    return isinstance(held, dict) and {"weights": described["weights"]} | held == described

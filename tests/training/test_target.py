@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,27 @@ def test_states_of_other_layers_are_refused(target, tmp_path):
     TargetStates(target, [1, 3], tmp_path)
     with pytest.raises(ValueError, match="another target or of other layers"):
         TargetStates(target, [1, 2], tmp_path)
+
+
+def test_states_of_a_target_with_the_same_lm_head_are_refused(target, tmp_path):
+    target.requires_grad_(False)
+    TargetStates(target, [1, 3], tmp_path)
+    TargetStates(target, [1, 3], tmp_path)
+    target.model.layers[2].self_attn.v_proj.weight[5, 7] += 1
+    with pytest.raises(ValueError, match="another target or of other layers"):
+        TargetStates(target, [1, 3], tmp_path)
+
+
+def test_a_manifest_without_a_digest_of_the_weights_is_judged_by_what_it_has(target, tmp_path):
+    TargetStates(target, [1, 3], tmp_path)
+    manifest = tmp_path / "manifest.json"
+    older = {name: value for name, value in json.loads(manifest.read_text()).items() if name != "weights"}
+    manifest.write_text(json.dumps(older))
+    TargetStates(target, [1, 3], tmp_path)
+    for wrong in (older | {"probe": [0.0]}, {"layer_ids": [1, 3]}, [older]):
+        manifest.write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match="another target or of other layers"):
+            TargetStates(target, [1, 3], tmp_path)
 
 
 def test_torn_kept_states_are_made_again_and_a_torn_manifest_is_refused(target, tmp_path):

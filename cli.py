@@ -171,9 +171,9 @@ def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code:
 def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: float, seed: int) -> None:
     """Stream every assisted answer, then time both ways without a streamer, then print the table and one block."""
     target, tokenizer, drafter = pair.target, pair.tokenizer, pair.drafters["drafter"]
-    options = decoding_options(max_new_tokens, temperature)
     comparisons: list[Comparison] = []
     try:
+        options = decoding_options(max_new_tokens, temperature)
         warm_up(target, [drafter], encode(tokenizer, prompts[0], target.device))
         for number, text in enumerate(prompts):
             console.rule(f"prompt {number + 1} of {len(prompts)}")

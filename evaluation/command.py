@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..hub.targets import TargetUnavailableError, smollm2
+from ..training.decode import check_temperature
 from .arms import named_folders
 from .files import writable
 from .journal import Journal
@@ -46,6 +47,8 @@ def evaluate(
         for name, values in (("--temperature", temperatures), ("--seed", seeds)):
             if len(set(values)) < len(values) or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} is given as {values}, expected finite numbers, each once.")
+        for value in temperatures:
+            check_temperature(value)
         if turns not in ("first", "all"):
             raise ValueError(f"--turns is {turns!r}, expected first or all.")
         if output.is_file() or not writable(output):

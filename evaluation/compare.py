@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..training.decode import check_temperature
 from .metrics import Trace, first_difference
 
 
@@ -73,7 +74,12 @@ def encode(
 
 
 def decoding_options(max_new_tokens: int, temperature: float = 0.0) -> dict[str, Any]:
-    """Arguments for `generate`: greedy at temperature 0, else sampling from the whole distribution."""
+    """Arguments for `generate`: greedy at temperature 0, else sampling from the whole distribution.
+
+    Raises:
+        ValueError: for a temperature that is neither 0 nor one to sample at.
+    """
+    check_temperature(temperature)
     if temperature == 0:
         return {"max_new_tokens": max_new_tokens, "do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     whole = {"top_k": 0, "top_p": 1.0}

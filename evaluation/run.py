@@ -154,8 +154,8 @@ def _asked(row: dict[str, Any]) -> list[Asked]:
         return found
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"The row of {row.get('key')!r} is not as an evaluation writes it ({type(error).__name__}: {error}); remove "
-            "its line from the file of rows to ask it again."
+            f"The row of {row.get('key')!r} is not as an evaluation writes it ({type(error).__name__}: {error}); "
+            "remove its line from the file of rows to ask it again."
         ) from None
 
 

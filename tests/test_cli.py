@@ -79,6 +79,11 @@ def test_wrong_dtype_is_one_sentence(folders):
     assert_one_sentence(result, "int3", "fp32, bf16")
 
 
+def test_a_temperature_too_low_to_divide_by_is_one_sentence(folders):
+    result = generate("--temperature", 1e-320, "--device", "cpu", target=folders / "target", drafter=folders / "none")
+    assert_one_sentence(result, "temperature is 1e-320, expected 0, which is greedy")
+
+
 def test_another_targets_drafter_is_one_sentence(folders, tmp_path):
     narrow = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "pad_token_id": 3}
     target = LlamaConfig(num_hidden_layers=5, num_attention_heads=4, **narrow)

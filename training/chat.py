@@ -1,6 +1,7 @@
 """A tokenizer's chat template: prompts as token ids, and which tokens of a conversation its assistant said."""
 
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,17 @@ class Chat:
     """The chat template of `tokenizer` with `options` (such as `enable_thinking`) fixed.
 
     Raises:
-        ValueError: if the tokenizer has no chat template.
+        ValueError: if the tokenizer has no chat template, or an option is none of the template's.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any] | None = None) -> None:
         self.tokenizer, self.options = tokenizer, dict(options or {})
+        for name in inspect.signature(tokenizer.apply_chat_template).parameters:
+            if name in self.options and name not in ("tools", "documents"):  # which the template is handed
+                raise ValueError(
+                    f"The template option {name!r} is an argument of Transformers' apply_chat_template and never "
+                    "reaches the template; leave it out."
+                )
         try:
             self.template = tokenizer.get_chat_template()
         except ValueError:

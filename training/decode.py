@@ -23,7 +23,16 @@ from transformers import (
 from .chat import Chat
 from .prompts import Conversation
 
+COLDEST = 1e-6  # logits divided by less may be no fp32 numbers any more
 WINDOW = 32  # batches that are sorted by length together
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise a `ValueError` for a temperature that is neither 0 nor one to sample at."""
+    if temperature and not COLDEST <= temperature < float("inf"):
+        raise ValueError(
+            f"temperature is {temperature}, expected 0, which is greedy, or a finite number of {COLDEST} or more."
+        )
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,10 @@ class Decoding:
         """Raise a `ValueError` of one sentence for a setting out of range."""
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}, expected 1 or more.")
-        for name in ("max_context", "temperature", "top_k"):
-            if not 0 <= getattr(self, name) < float("inf"):
+        for name in ("max_context", "top_k"):
+            if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more.")
+        check_temperature(self.temperature)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, expected more than 0 and at most 1.")
         if not self.temperature and (self.top_p < 1 or self.top_k):

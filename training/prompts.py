@@ -52,7 +52,8 @@ def read_conversations(source: Source) -> list[Conversation]:
 
     Raises:
         ValueError: for a broken line, a row without `id` or user message, messages that are no text, a role other than
-            system, user and assistant, two different conversations of one id, or a data set that cannot be loaded.
+            system, user and assistant, two different conversations of one id, a data set that cannot be loaded, or no
+            row at all.
     """
     rows = chain.from_iterable(((name, row) for row in _rows(name, source)) for name in source.names)
     found: dict[str, Conversation] = {}
@@ -62,10 +63,14 @@ def read_conversations(source: Source) -> list[Conversation]:
             conversation = replace(conversation, turns=conversation.turns[: source.max_turns])
         if found.setdefault(conversation.id, conversation).turns != conversation.turns:
             raise ValueError(f"Two different prompts have the id {conversation.id!r}; give every prompt its own.")
+    if not found:
+        raise ValueError(f"There are no rows in {', '.join(source.names)}; give prompts to answer.")
     return list(found.values())
 
 
 def _rows(name: str, source: Source) -> Iterator[dict[str, Any]]:
+    if not name:
+        raise ValueError("The name of the prompts is empty; give a JSONL file, or the name or folder of a data set.")
     if Path(name).is_file() or Path(name).suffix in (".jsonl", ".json", ".ndjson"):
         yield from read_jsonl(name)
         return

@@ -186,7 +186,7 @@ def test_all_turns_build_on_plain_answers(tiny_folders, data, tmp_path):
 @pytest.mark.parametrize("more", [{}, {"asked": 3}, {"asked": [{"arms": {"plain": {"seconds": 1}}}]}])
 def test_a_row_that_holds_too_little_is_named(more):
     row = {"key": "gsm8k/1", **({"set": "gsm8k", "category": "math", **more} if more else {})}
-    with pytest.raises(ValueError, match="The row of 'gsm8k/1' is not as an evaluation writes it .*remove its line"):
+    with pytest.raises(ValueError, match=r"The row of 'gsm8k/1' is not as an evaluation writes it .*remove its line"):
         report_of({"drafters": {}}, [row])
 
 
@@ -210,6 +210,7 @@ def test_questions_beyond_the_context_are_left_out_and_told(tiny_folders, data, 
         (("--benchmarks", "gsm9k"), "There is no set 'gsm9k'"),
         (("--seed", 1, "--seed", 1), "each once"),
         (("--temperature", "inf"), "finite"),
+        (("--temperature", 1e-38), "temperature is 1e-38, expected 0, which is greedy"),
         (("--drafter", "plain=x"), "name=folder"),
         (("--dtype", "int3"), "int3"),
     ],

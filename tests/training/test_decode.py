@@ -1,7 +1,7 @@
 import pytest
 import torch
 from lilicorr.training.chat import Chat
-from lilicorr.training.decode import Decoding, TargetAnswers, decode, stop_ids
+from lilicorr.training.decode import COLDEST, Decoding, TargetAnswers, decode, stop_ids
 from lilicorr.training.prompts import Conversation
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -93,7 +93,12 @@ def test_stop_ids_are_a_set_whatever_the_configuration_holds(target):
     ("changes", "said"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": -1.0}, "temperature is -1.0, expected 0, which is greedy, or a finite number"),
+        ({"temperature": float("inf")}, "temperature is inf, expected 0, which is greedy, or a finite number"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 1e-38}, "temperature is 1e-38"),
+        ({"temperature": 1e-320}, "of 1e-06 or more"),
+        ({"max_context": -1}, "max_context is -1, expected 0 or more"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0"),
         ({"top_k": 5}, "need a temperature above 0"),
     ],
@@ -101,3 +106,10 @@ def test_stop_ids_are_a_set_whatever_the_configuration_holds(target):
 def test_settings_out_of_range_are_one_sentence(changes, said):
     with pytest.raises(ValueError, match=said):
         Decoding(**changes).validate()
+
+
+def test_the_coldest_temperature_is_greedy(target):
+    target.get_output_embeddings().weight.data *= 1e4
+    prompts = prompts_of(6)
+    cold = decode(target, prompts, [6] * 6, Decoding(temperature=COLDEST), list(range(6)))
+    assert cold == greedy(target, prompts, [6] * 6)

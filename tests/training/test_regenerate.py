@@ -185,6 +185,23 @@ def test_an_output_that_holds_other_things_is_refused_and_left_as_it_is(target_f
     assert output.read_text() == content
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("p.jsonl", r"no rows in .*p\.jsonl; give"), ("", "prompts is empty; give")]
+)
+def test_no_prompts_are_one_sentence_and_leave_no_output(target_folder, tmp_path, name, said):
+    (tmp_path / "p.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match=said):
+        run(target_folder, name and tmp_path / name, tmp_path / "out" / "out.jsonl")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["chat_template", "add_generation_prompt", "return_dict", "padding", "tokenize"])
+def test_what_the_template_never_sees_is_no_option_of_it(target_folder, prompt_file, tmp_path, name):
+    with pytest.raises(ValueError, match=f"template option '{name}' is an argument of .* leave it out"):
+        run(target_folder, prompt_file, tmp_path / "out.jsonl", template_options={name: "x"})
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_prompts_are_never_their_own_output(target_folder, prompt_file):
     content = prompt_file.read_text().rstrip("\n")
     prompt_file.write_text(content)

@@ -13,6 +13,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from ..candidate_generator.lilicorr_generator import check_request
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# What libraries raise over folders that are missing, torn or hold something else.
+FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, HFValidationError, SafetensorError)
 
 
 class LoadingError(RuntimeError):
@@ -110,7 +112,7 @@ def _load(auto: Any, role: str, source: str | Path, **options: Any) -> Any:
         raise LoadingError(f"The {role} folder {path} does not exist; give a model folder or a repository id.")
     try:
         return auto.from_pretrained(str(source), **options)
-    except (OSError, ValueError, RuntimeError, KeyError, HFValidationError, SafetensorError) as error:
+    except FAILURES as error:
         reason = " ".join(str(error).split())
         missing = "" if path.exists() else "there is no such folder, and as a repository: "
         raise LoadingError(f"The {role} {source} could not be loaded: {missing}{reason}") from error

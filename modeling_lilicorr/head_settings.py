@@ -7,7 +7,15 @@ HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 POSITIVE = {
-    "lilicorr": ("num_layers", "factor_dim", "logit_scale", "vector_eps", "intermediate_size"),
+    "lilicorr": (
+        "num_layers",
+        "num_heads",
+        "hidden_size",
+        "intermediate_size",
+        "factor_dim",
+        "logit_scale",
+        "vector_eps",
+    ),
     "dcoco": ("width", "hidden_size"),
     "domino": ("gru_hidden_dim", "emb_dim"),
     "dspark": ("markov_rank",),
@@ -54,19 +62,26 @@ def default_head_config(head_type: str, hidden_size: int) -> dict[str, Any]:
 
 def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iterator[str]:
     """Yield what is wrong with the settings `head` of a head of this type, each in one sentence."""
-    missing = [key for key in default_head_config(head_type, 64) if head.get(key) is None]
+    defaults = default_head_config(head_type, 64)
+    missing = [key for key in defaults if head.get(key) is None]
     if missing:
         yield f"head_config lacks {', '.join(missing)}; the head cannot be rebuilt without all of its settings."
         return
+    for key, default in defaults.items():
+        if type(default) in (int, float) and type(head[key]) not in (int, type(default)):
+            whole = "a whole number" if type(default) is int else "a number"
+            yield f"The head's {key} is {head[key]!r}, expected {whole}."
+            return
     if "num_candidates" in head and not 1 <= head["num_candidates"] <= vocab_size:
         yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {vocab_size}."
     if not isinstance(head.get("residual", False), bool):
         yield f"The head's residual is {head['residual']!r}, expected true or false."
+    for key in POSITIVE.get(head_type, ()):
+        if not head[key] > 0:
+            yield f"The head's {key} must be positive, got {head[key]}."
+            return
     if head_type == "lilicorr" and head["hidden_size"] % head["num_heads"]:
         yield f"The head's hidden_size {head['hidden_size']} is not a multiple of its num_heads {head['num_heads']}."
-    for key in POSITIVE.get(head_type, ()):
-        if head[key] <= 0:
-            yield f"The head's {key} must be positive, got {head[key]}."
     if head_type == "domino" and head["pure_draft_prefix_len"] < 0:
         yield f"The head's pure_draft_prefix_len is {head['pure_draft_prefix_len']}, expected 0 or more slots."
     if head_type == "dspark" and head["markov_head_type"] not in MARKOV_HEADS:

@@ -79,6 +79,14 @@ def test_wrong_dtype_is_one_sentence(folders):
     assert_one_sentence(result, "int3", "fp32, bf16")
 
 
+def test_a_target_of_another_kind_of_json_is_one_sentence(folders, tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    for file in (folders / "target").glob("token*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    result = generate("--device", "cpu", target=tmp_path, drafter=folders / "none")
+    assert_one_sentence(result, "could not be loaded")
+
+
 def test_a_temperature_too_low_to_divide_by_is_one_sentence(folders):
     result = generate("--temperature", 1e-320, "--device", "cpu", target=folders / "target", drafter=folders / "none")
     assert_one_sentence(result, "temperature is 1e-320, expected 0, which is greedy")

@@ -74,10 +74,16 @@ class AnswersFile:
             raise ValueError(
                 f"{self.path} holds something else than answers of `lilicorr regenerate`; name another output."
             )
+        earlier, tokens = row.get("earlier_output_ids") or [], row.get("tokens") or 0
+        ids = [row.get("output_ids") or [], *(earlier if isinstance(earlier, list) else [earlier])]
+        if type(tokens) is not int or not all(isinstance(each, list) for each in ids):
+            raise ValueError(
+                f"{self.path}: row {row['id']!r} has output_ids that are no token ids, or tokens that are no number; "
+                "remove the row, and it is made again."
+            )
         self.ids.add(str(row["id"]))
         self.turns += sum(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
-        ids = [row.get("output_ids") or [], *(row.get("earlier_output_ids") or [])]
-        self.tokens += row.get("tokens") or sum(map(len, ids))
+        self.tokens += tokens or sum(map(len, ids))
         self.finished += bool(row["finished"])
 
 
@@ -102,6 +108,6 @@ def _row(line: bytes) -> dict[str, Any] | None:
     """The JSON object in `line`, or `None`."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

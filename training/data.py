@@ -114,7 +114,8 @@ def _turns(path: str | Path, row: dict[str, Any], chat: Chat) -> Iterator[Turn |
         raise ValueError(
             f"{path}: row {row.get('id')!r} does not end with an assistant message; run `lilicorr regenerate`."
         )
-    known = [*(row.get("earlier_output_ids") or []), row.get("output_ids")]
+    earlier = row.get("earlier_output_ids") or []
+    known = [*(earlier if isinstance(earlier, list) else [earlier]), row.get("output_ids")]
     if known == [None]:
         known *= len(places)
     if len(known) > len(places) or not all(ids is None or _are_ids(ids) for ids in known):

@@ -41,11 +41,11 @@ class Manifest:
             return None
         try:
             manifest = cls(**json.loads(path.read_text("utf-8")))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is no manifest of `lilicorr regenerate` ({error}); mend or remove it.") from None
+        kinds: dict[str, Any] = {"target": str, "template_sha256": str, "revision": (str, type(None))}
         for part in fields(cls):
-            expected = str if part.name in ("target", "template_sha256") else (str, type(None), dict)
-            if not isinstance(getattr(manifest, part.name), expected):
+            if not isinstance(getattr(manifest, part.name), kinds.get(part.name, dict)):
                 raise ValueError(f"{path} has a {part.name} of the wrong kind; mend or remove it.")
         return manifest
 

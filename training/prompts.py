@@ -1,5 +1,6 @@
 """Prompts for regeneration: conversations out of JSONL files or data sets, what assistants said in them left out."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -112,7 +113,19 @@ def _conversation(name: str, row: dict[str, Any], column: str) -> Conversation:
             waiting = []
     if not turns:
         raise ValueError(f"{name}: row {row['id']!r} has no user message; every prompt needs one.")
-    return Conversation(str(row["id"]), turns, {key: row.get(key) for key in ("source", "domain")})
+    labels = {key: row.get(key) for key in ("source", "domain")}
+    for key, label in labels.items():
+        if not _can_be_kept(label):
+            raise ValueError(f"{name}: row {row['id']!r} has a {key} {label!r}, expected text; mend or remove the row.")
+    return Conversation(str(row["id"]), turns, labels)
+
+
+def _can_be_kept(label: Any) -> bool:
+    """Whether it is JSON in UTF-8, as rows of answers are."""
+    try:
+        return is_text(json.dumps(label, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def _messages(name: str, row: dict[str, Any], column: str) -> list[dict[str, Any]]:
@@ -131,10 +144,10 @@ def _messages(name: str, row: dict[str, Any], column: str) -> list[dict[str, Any
 
 
 def _plain(message: Any) -> Any:
-    """ShareGPT's keys renamed; an assistant's content is never read, so it may be missing."""
+    """ShareGPT's keys renamed; what an assistant said or thought is never read, so it may be missing."""
     if not isinstance(message, dict):
         return message
     if "role" not in message and "from" in message:
         role = message["from"]
         message = {"role": SHAREGPT_ROLES.get(role, role), "content": message.get("value")}
-    return {**message, "content": ""} if message.get("role") == "assistant" else message
+    return {"role": "assistant", "content": ""} if message.get("role") == "assistant" else message

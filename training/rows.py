@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+REASONING = ("reasoning_content", "reasoning")  # where a message may hold its thinking
+
 
 def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSONL file; blank lines are skipped. Raises what `numbered_jsonl` does."""
@@ -27,21 +29,29 @@ def numbered_jsonl(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise ValueError(f"{path} line {number} is not UTF-8 text; save the file as UTF-8.") from None
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path} line {number} is not valid JSON ({error.msg}); mend or remove it.") from None
+            except RecursionError:
+                raise ValueError(f"{path} line {number} is nested too deeply; mend or remove it.") from None
+            except ValueError:  # Python's limit on digits
+                raise ValueError(f"{path} line {number} holds a number of too many digits; mend it.") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{path} line {number} holds {type(row).__name__}, expected one JSON object a line.")
             yield number, row
 
 
 def check_messages(path: str | Path, row: dict[str, Any], column: str = "messages") -> list[dict[str, Any]]:
-    """`row[column]` (`[]` where it has none), if each is a mapping with `role` and `content` as text.
+    """`row[column]` (`[]` where it has none), if each is a mapping with `role`, `content` and any reasoning as text.
 
     Raises:
-        ValueError: if one is not, naming file and row.
+        ValueError: if one is not, or the row's `id` is no text either, naming file and row.
     """
+    if not is_text(str(row.get("id"))):
+        raise ValueError(f"{path}: row {row['id']!r} has an id that UTF-8 cannot hold; give it another.")
     messages = row.get(column) or []
     for message in messages if isinstance(messages, list) else [messages]:
         parts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
-        if not all(is_text(part) for part in parts):
+        thoughts = [message.get(name) for name in REASONING] if isinstance(message, dict) else []
+        parts += [thought for thought in thoughts if thought is not None]
+        if not isinstance(messages, list) or not all(map(is_text, parts)):
             raise ValueError(
                 f"{path}: row {row.get('id')!r} has a message {str(message)[:80]!r}, expected a list of messages, each "
                 'like {"role": "user", "content": "text"}; mend or remove the row.'

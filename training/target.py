@@ -32,7 +32,7 @@ def load_target(source: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTok
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         return AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype]).eval(), tokenizer
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         missing = "" if Path(source).exists() else "there is no such folder, and as a repository: "
         raise ValueError(f"The target {source} could not be loaded: {missing}{' '.join(str(error).split())}") from error
 

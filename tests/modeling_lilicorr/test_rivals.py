@@ -132,6 +132,8 @@ BAD = {
     "prefix": ("domino", {"pure_draft_prefix_len": -1}, "pure_draft_prefix_len is -1, expected 0 or more"),
     "state": ("domino", {"gru_hidden_dim": 0}, "gru_hidden_dim must be positive"),
     "K": ("dcoco", {"num_candidates": 62}, "num_candidates is 62, expected 1 to the vocabulary's 61"),
+    "half": ("domino", {"emb_dim": 2.5}, "emb_dim is 2.5, expected a whole number"),
+    "text": ("dcoco", {"width": "4"}, "width is '4', expected a whole number"),
     "codes": ("selector", {"rank": -1}, "rank must be positive, got -1"),
     "lacking": ("selector", {"rank": None}, "head_config lacks rank;"),
 }

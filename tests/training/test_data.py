@@ -191,6 +191,21 @@ def test_row_that_ends_without_an_answer_is_refused(tmp_path, target_folder):
         load_examples([path], AutoTokenizer.from_pretrained(target_folder), 64)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"earlier_output_ids": 5}, "row 'a' has output_ids that are no token ids"),
+        ({"messages": {"role": "assistant", "content": "w1"}}, "expected a list of messages"),
+        ({"messages": [*answer_row()["messages"][:1], {**answer_row()["messages"][1], "reasoning": 5}]}, "a message"),
+        ({"id": "\ud800"}, "row '.ud800' has an id that UTF-8 cannot hold; give it another"),
+    ],
+)
+def test_answers_of_the_wrong_kind_are_named(tmp_path, target_folder, change, said):
+    path = write_rows(tmp_path / "a.jsonl", [answer_row() | change])
+    with pytest.raises(ValueError, match=rf"a\.jsonl: row .*{said}|a\.jsonl: {said}"):
+        load_examples([path], AutoTokenizer.from_pretrained(target_folder), 64)
+
+
 def test_loops_are_cut_where_the_gram_would_stand_once_too_often():
     ids = [7, 8, *[1, 2, 3, 4] * 6]
     assert cut_loop(ids, limit=3) == [7, 8, *[1, 2, 3, 4] * 2, 1, 2, 3]

@@ -17,7 +17,18 @@ def test_is_read_as_it_was_written_and_lies_beside_the_answers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"target": "a", "revision": null, "template_sha256": 5}', "\xff"]
+    "content",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"target": "a", "revision": null, "template_sha256": 5}',
+        "\xff",
+        '{"target": "a", "revision": {}, "template_sha256": "b"}',
+        "[" * 100_000,
+        '{"target": "a", "revision": null, "template_sha256": "b", "decoding": "x"}',
+        '{"target": "a", "revision": null, "template_sha256": "b", "decoding": null}',
+    ],
 )
 def test_a_broken_manifest_is_one_sentence(tmp_path, content):
     manifest_path(tmp_path / "a.jsonl").write_bytes(content.encode("latin-1"))

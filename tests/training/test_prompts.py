@@ -25,7 +25,7 @@ def test_assistants_are_left_out_and_each_user_message_gets_a_turn(tmp_path):
 
 
 def test_assistant_messages_without_text_do_no_harm(tmp_path):
-    messages = [*said(("user", "a")), {"role": "assistant", "content": None, "tool_calls": []}]
+    messages = [*said(("user", "a")), {"role": "assistant", "content": None, "reasoning": []}]
     (conversation,) = read_conversations(Source([write(tmp_path / "p.jsonl", {"id": "a", "messages": messages})]))
     assert conversation.turns == [said(("user", "a"))]
 
@@ -51,6 +51,7 @@ def test_other_columns_of_prompts(tmp_path, row, column):
         ({"text": "a"}, "", "has no messages, only id, text; name the column"),
         ({"messages": "a"}, "", "has a message 'a', expected a list"),
         ({"prompt": 5}, "prompt", "has a message '5'"),
+        ({"prompt": "a", "domain": {"x": "\ud800"}}, "", "has a domain"),
     ],
 )
 def test_rows_that_are_no_conversations_are_named(tmp_path, row, column, message):

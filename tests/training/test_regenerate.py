@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -162,6 +163,10 @@ def test_the_command_writes_answers_and_tells_what_it_made(target_folder, prompt
     ("line", "message"),
     [
         ('{"id": "a", ', "line 1 is not valid JSON"),
+        ('{"id": ' + "1" * 5000 + "}", "line 1 holds a number of too many digits"),
+        ('{"id": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 1 is nested too deeply"),
+        ('{"id": "\\ud800", "messages": [{"role": "user", "content": "w1"}]}', "prompts.jsonl: row .* has an id that"),
+        ('{"id": "a", "prompt": "w1", "source": "\\ud800"}', "prompts.jsonl: row 'a' has a source "),
         ('{"id": "a", "messages": []}', "row 'a' has no user message"),
         ('{"messages": [{"role": "user", "content": "w1"}]}', "a row has no `id`"),
     ],
@@ -202,6 +207,17 @@ def test_what_the_template_never_sees_is_no_option_of_it(target_folder, prompt_f
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    "change", [{"output_ids": 5}, {"earlier_output_ids": 5}, {"earlier_output_ids": [5]}, {"tokens": "five"}]
+)
+def test_kept_answers_whose_ids_are_none_are_named(target_folder, prompt_file, tmp_path, change):
+    output = tmp_path / "out.jsonl"
+    row = {"id": "p1", "messages": [{"role": "assistant", "content": "w1"}], "finished": True, "output_ids": [7]}
+    output.write_text(json.dumps(row | change) + "\n")
+    with pytest.raises(ValueError, match=r"out\.jsonl: row 'p1' has output_ids that are no token ids, or tokens"):
+        run(target_folder, prompt_file, output)
+
+
 def test_prompts_are_never_their_own_output(target_folder, prompt_file):
     content = prompt_file.read_text().rstrip("\n")
     prompt_file.write_text(content)
@@ -223,6 +239,7 @@ def test_an_answer_that_lost_only_its_line_break_is_kept(target_folder, prompt_f
 @pytest.mark.parametrize(
     "messages",
     ["hi", ["hi"], {"role": "user"}, [{"role": "user"}], [{"content": "w1"}], [{"role": "user", "content": 5}],
+     {"role": "user", "content": "w1"}, [{"role": "user", "content": "w1", "reasoning_content": 5}],
      [{"role": "user", "content": [{"type": "text", "text": "w1"}]}], [{"role": "user", "content": "\ud800"}]],
 )  # fmt: skip
 def test_messages_that_are_no_text_are_named(target_folder, tmp_path, messages):
@@ -241,8 +258,14 @@ def test_two_prompts_of_one_id_are_refused(target_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "dtype", "said"), [("", "fp32", "dtype is 'fp32'"), ("absent/x", "float32", "no such")]
+    ("target", "dtype", "said"),
+    [("", "fp32", "dtype is 'fp32'"), ("absent/x", "float32", "no such"), ("list", "float32", "could not be loaded")],
 )
-def test_a_target_that_cannot_be_loaded_is_one_sentence(target_folder, prompt_file, tmp_path, target, dtype, said):
+def test_a_target_that_cannot_be_loaded_is_one_sentence(
+    target_folder, prompt_file, tmp_path, monkeypatch, target, dtype, said
+):
+    shutil.copytree(target_folder, tmp_path / "list")
+    (tmp_path / "list" / "config.json").write_text("[]")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=said):
         run(target or target_folder, prompt_file, tmp_path / "out.jsonl", dtype=dtype)

@@ -131,7 +131,8 @@ class LiLiCorrConfig(PreTrainedConfig):
                 beyond it are unused, and the first becomes the mask token.
 
         Raises:
-            ValueError: for an encoder-decoder target, or if no mask token can be chosen safely.
+            ValueError: for an encoder-decoder target, a `num_target_layers` that is not its, or if no mask token can
+                be chosen safely.
         """
         if getattr(target_config, "is_encoder_decoder", False):
             raise ValueError(
@@ -158,6 +159,11 @@ class LiLiCorrConfig(PreTrainedConfig):
             "target_model": _hub_name(target_config.name_or_path or ""),
         }
         settings.update(overrides)
+        if settings["num_target_layers"] != text.num_hidden_layers:
+            raise ValueError(
+                f"num_target_layers is {settings['num_target_layers']}, but the target has {text.num_hidden_layers} "
+                "layers; leave it out."
+            )
         if "target_layer_ids" not in overrides:
             taps = max(1, min(5, text.num_hidden_layers - 3))
             settings["target_layer_ids"] = default_target_layer_ids(text.num_hidden_layers, taps)
@@ -239,7 +245,12 @@ def _problems(config: LiLiCorrConfig) -> Any:
             f"target_layer_ids {taps} must lie in 0 … {config.num_target_layers - 2}: the target has "
             f"{config.num_target_layers} layers and its last one is only visible after the final norm."
         )
-    if config.num_attention_heads % config.num_key_value_heads:
+    if config.num_attention_heads < 1 or config.num_key_value_heads < 1:
+        yield (
+            f"num_attention_heads is {config.num_attention_heads} and num_key_value_heads "
+            f"{config.num_key_value_heads}, expected 1 or more of each."
+        )
+    elif config.num_attention_heads % config.num_key_value_heads:
         yield (
             f"num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {config.num_key_value_heads}."

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from safetensors import SafetensorError
 
 from ..hub.targets import TargetUnavailableError, smollm2
 
@@ -49,6 +50,10 @@ def train(
         raise _stop(str(stopped), stopped.exit_code) from None
     except (ValueError, OSError, TargetUnavailableError) as error:
         raise _stop(sentence(error)) from None
+    except (RuntimeError, SafetensorError) as error:
+        said = f"The run failed: {sentence(error)}"
+        hint = "; --dry-run says how much it needs." if "memory" in said else ""
+        raise _stop(said + hint) from error
     if _process() == 0:
         Console().print(f"checkpoint in {finished}", markup=False)
 

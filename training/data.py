@@ -73,13 +73,15 @@ def load_examples(
             template that leaves nothing to supervise, or if nothing is left to train on.
     """
     examples: list[Example] = []
-    untold, example_of_it = 0, ""
+    rows = untold = short = crowded = 0
+    example_of_it = ""
     for path in paths:
         manifest = Manifest.beside(path)
         chat = Chat(tokenizer, manifest.template_options if manifest else None)
         if manifest:
             check_template(path, manifest, chat)
         for row in read_jsonl(path):
+            rows += 1
             open_example: Example | None = None
             for number, turn in enumerate(_turns(path, row, chat)):
                 if isinstance(turn, str):
@@ -92,6 +94,10 @@ def load_examples(
                     extended = _extend(Example(name, [], []), turn, max_length, loop_limit)
                     if extended is not None:
                         examples.append(extended)
+                    elif sum(turn.supervised) < 2:
+                        short += 1
+                    else:
+                        crowded += 1
                 open_example = extended
     if untold and not examples:
         raise ValueError(
@@ -102,7 +108,13 @@ def load_examples(
         said = f"{untold} answers are left out: which tokens the target said cannot be told. The rendered text of "
         warnings.warn(said + example_of_it, stacklevel=2)
     if not examples:
-        raise ValueError(f"No usable answer in {', '.join(map(str, paths))} within {max_length} tokens.")
+        names = ", ".join(map(str, paths))
+        if not rows:
+            raise ValueError(f"There are no rows in {names}; give answers of `lilicorr regenerate`.")
+        raise ValueError(
+            f"No usable answer in {names}: {short} with fewer than the two tokens that a block needs, {crowded} that "
+            f"begin too late in {max_length} tokens (max_length); give longer answers or more length."
+        )
     return examples
 
 

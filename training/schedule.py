@@ -5,6 +5,7 @@ size of micro-batches change neither the data nor the blocks drawn from them.
 """
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -85,8 +86,13 @@ class Schedule:
 
 
 def fingerprint(examples: Sequence[Example]) -> str:
-    """A short name of the data: their ids and lengths, in order."""
-    digest = hashlib.sha256()
+    """A short name of the data, in order: of their ids and lengths, then of their tokens and what is supervised.
+
+    Older states hold its first part only.
+    """
+    lengths, tokens = hashlib.sha256(), hashlib.sha256()
     for example in examples:
-        digest.update(f"{example.id}\0{len(example)}\n".encode())
-    return digest.hexdigest()[:16]
+        lengths.update(f"{example.id}\0{len(example)}\n".encode())
+        tokens.update(array("q", example.input_ids))
+        tokens.update(bytes(example.loss_mask))
+    return f"{lengths.hexdigest()[:16]}-{tokens.hexdigest()[:16]}"

@@ -4,6 +4,7 @@ import json
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -48,7 +49,7 @@ class Run:
     log: StepLog
     total: int
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """What a saved state must have in common with this run."""
         return self.settings.identity() | {"data": fingerprint(self.schedule.examples)}

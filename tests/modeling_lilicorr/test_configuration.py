@@ -146,6 +146,11 @@ def test_overrides_win() -> None:
     assert config.head_config["num_candidates"] == 3 and config.block_size == 4 and config.sliding_window == 9
 
 
+def test_another_number_of_target_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_target_layers is 10, but the target has 8 layers; leave it out"):
+        tiny(num_target_layers=10)
+
+
 def test_an_encoder_decoder_target_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"decoder-only target.*'t5'"):
         LiLiCorrConfig.for_target(T5Config())
@@ -184,6 +189,8 @@ BAD = {
     "tap-on-last-layer": ({"target_layer_ids": [1, 7]}, r"must lie in 0 … 6: .* only visible after the final norm"),
     "tap-negative": ({"target_layer_ids": [-1, 3]}, "must lie in 0 … 6"),
     "kv-heads": ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+    "no-kv-heads": ({"num_key_value_heads": 0}, "num_key_value_heads 0, expected 1 or more of each"),
+    "no-attention-heads": ({"num_attention_heads": 0}, "num_attention_heads is 0 and"),
     "layer-type-unknown": (
         {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
         "layer type 'linear_attention' is not supported",

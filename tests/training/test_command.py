@@ -4,6 +4,7 @@ import pytest
 import torch
 from lilicorr.cli import app
 from lilicorr.training import command
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -75,6 +76,23 @@ def test_a_missing_file_is_one_sentence_with_the_process_it_came_from(arguments,
     result = train(*arguments, "--dry-run")
     assert result.exit_code == 1
     assert "process 1: absent.jsonl: No such file or directory; give another path." in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("can't allocate memory:\nyou tried 8 TB"), "you tried 8 TB; --dry-run says how much it needs."),
+        (RuntimeError("shapes\ndo not fit"), "The run failed: shapes do not fit"),
+        (SafetensorError("header too large"), "The run failed: header too large"),
+    ],
+)
+def test_a_run_that_fails_inside_a_library_is_one_sentence(arguments, monkeypatch, error, said):
+    def fail(settings):
+        raise error
+
+    monkeypatch.setattr("lilicorr.training.train.train", fail)
+    result = train(*arguments)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit) and said in result.output
 
 
 def test_missing_packages_are_named(arguments, monkeypatch):

@@ -192,6 +192,25 @@ def test_row_that_ends_without_an_answer_is_refused(tmp_path, target_folder):
 
 
 @pytest.mark.parametrize(
+    ("rows", "max_length", "said"),
+    [
+        ([], 64, r"There are no rows in .*a\.jsonl; give answers"),
+        (
+            [answer_row(output_ids=[9])],
+            64,
+            "1 with fewer than the two tokens that a block needs, 0 that begin too late",
+        ),
+        ([answer_row(output_ids=[9, 8, 7])] * 2, 6, r"0 with .*, 2 that begin too late in 6 tokens \(max_length\)"),
+    ],
+)
+def test_why_no_answer_can_be_used_is_said(tmp_path, target_folder, rows, max_length, said):
+    with pytest.raises(ValueError, match=said):
+        load_examples(
+            [write_rows(tmp_path / "a.jsonl", rows)], AutoTokenizer.from_pretrained(target_folder), max_length
+        )
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"earlier_output_ids": 5}, "row 'a' has output_ids that are no token ids"),

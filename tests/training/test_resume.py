@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 from lilicorr.training import checkpoint as checkpoint_module
 from lilicorr.training import train as train_module
-from lilicorr.training.checkpoint import kept_states
+from lilicorr.training.checkpoint import kept_states, load_state, save_state
 from lilicorr.training.interruption import Interrupted, Signals
 from lilicorr.training.train import train
 from safetensors.torch import load_file
@@ -164,6 +165,15 @@ def test_state_of_another_run_is_refused_by_what_changed(tmp_path, make_settings
         fewer.write_text("".join(list(lines)[:8]))
     with pytest.raises(ValueError, match="a run with another data"):
         train(make_settings(tmp_path, steps=2, data=[str(fewer)]))
+
+
+@pytest.mark.parametrize(("data", "refused"), [("a-b", False), ("a", False), ("a-c", True), ("c", True), ("c-b", True)])
+def test_a_state_is_of_the_same_data_by_tokens_or_an_older_one_by_lengths(tmp_path, data, refused):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    save_state(tmp_path, 3, model, optimizer, {"seed": 0, "data": data}, {}, keep=1)
+    with pytest.raises(ValueError, match="a run with another data") if refused else nullcontext():
+        assert load_state(tmp_path, model, optimizer, {"seed": 0, "data": "a-b"})[0] == 3
 
 
 def test_torn_state_is_one_sentence_and_the_one_before_it_resumes(tmp_path, make_settings):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from lilicorr.training.anchors import sample_blocks
@@ -55,3 +57,6 @@ def test_one_generator_for_all_sequences_still_draws_anew_for_each(examples):
 def test_the_fingerprint_tells_data_apart(examples):
     assert fingerprint(examples) == fingerprint(list(examples))
     assert fingerprint(examples) != fingerprint(examples[1:]) != fingerprint(examples[1:][::-1])
+    one, *rest = examples
+    for other in (replace(one, input_ids=[*one.input_ids[:-1], 4]), replace(one, loss_mask=one.loss_mask[::-1])):
+        assert fingerprint([other, *rest]) != fingerprint(examples)

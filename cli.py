@@ -129,6 +129,8 @@ def regenerate(
     rate = f", {made.tokens / made.seconds:,.0f} tokens/s" if made.seconds else ""
     told = f"{made.turns} answers in {made.rows} rows added to {output} ({made.tokens:,} tokens{rate})"
     console.print(told, markup=False, soft_wrap=True)
+    if made.cut:
+        console.print(f"cut off before their end (finished is false): {made.cut} of {made.rows} rows", markup=False)
     if made.note:
         console.print(
             f"{made.skipped} prompts left out; the first one left out or cut short, {made.note}", markup=False

@@ -61,10 +61,15 @@ def save_state(
         unfinished.unlink(missing_ok=True)
         older = kept_states(output)
         resort = f"{older[0]} is still whole" if older else "there is no earlier state"
-        needed = sum(value.numel() * value.element_size() for value in gathered.values()) / 1e9
-        raise not_written(f"The state of step {step} ({needed:.1f} GB)", folder, error, resort) from error
+        needed = sum(value.numel() * value.element_size() for value in gathered.values())
+        raise not_written(f"The state of step {step} ({size_said(needed)})", folder, error, resort) from error
     for old in kept_states(output)[keep:]:
         old.unlink(missing_ok=True)
+
+
+def size_said(size: int) -> str:
+    """So many bytes in GB, or in MB if it is less than 0.1 of them."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def not_written(what: str, where: Path, error: Exception, resort: str = "the last saved state is kept") -> OSError:

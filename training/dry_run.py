@@ -81,12 +81,18 @@ def _amounts(settings: TrainSettings, schedule: Schedule, processes: int) -> str
     supervised = sum(sum(example.loss_mask) for example in schedule.examples)
     epochs = steps / schedule.steps_an_epoch
     blocks = steps * settings.batch_size * settings.anchors
+    shared = (
+        f"{_many(processes, 'process', 'processes')}, {_many(schedule.accumulation, 'micro-batch', 'micro-batches')}"
+    )
     return (
         f"Data: {len(schedule.examples):,} examples, {tokens:,} tokens, {supervised:,} of them supervised.\n"
-        f"Run: {steps:,} steps of {settings.batch_size} sequences ({processes} processes, {schedule.accumulation} "
-        f"micro-batches of {schedule.micro_batch_size}), {epochs:.2f} epochs, {epochs * tokens:,.0f} tokens, at most "
-        f"{blocks:,} blocks."
+        f"Run: {steps:,} steps of {settings.batch_size} sequences ({shared} of {schedule.micro_batch_size}), "
+        f"{epochs:.2f} epochs, {epochs * tokens:,.0f} tokens, at most {blocks:,} blocks."
     )
+
+
+def _many(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
 
 
 def render(example: Example, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C while training: the step is finished and saved before the run ends."""
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -16,14 +17,14 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """Notes SIGTERM and SIGINT instead of ending the process; a second one acts as usual.
+    """Notes SIGTERM and SIGINT instead of ending the process, and `says` so on stderr; a second one acts as usual.
 
     Signals that are ignored stay ignored, and outside the main thread, where Python allows no handlers, all keep their
     usual effect.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, says: bool = True) -> None:
+        self.number, self.says = 0, says
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -41,3 +42,7 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         signal.signal(number, self._before[number])
+        if self.says:
+            name = signal.Signals(number).name
+            # Past Python's buffer, in which the signal may have interrupted a line.
+            os.write(2, f"\n{name}: stops after this step, once it is saved; a second {name} aborts.\n".encode())

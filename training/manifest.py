@@ -15,7 +15,7 @@ class Manifest:
     """What answers were made with, and how many there are.
 
     Attributes:
-        target: folder, Hub id, or the name by which an endpoint serves it.
+        target: a folder's name, Hub id, or the name by which an endpoint serves it.
         revision: the Hub's commit, a digest of the folder's weights, or `None` where an endpoint hides it.
         template_sha256, template_options: the chat template and what it was given.
         decoding: every setting that decides what is said.

@@ -26,13 +26,15 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 class Outcome:
     """What one run added: conversations, answers, their tokens, and the seconds it took.
 
-    `skipped` conversations got no answer; `note` says why for the first that was skipped or cut short.
+    The last answer of `cut` rows was not ended by the target. `skipped` conversations got no answer; `note` says why
+    for the first that was skipped or cut short.
     """
 
     rows: int = 0
     turns: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    cut: int = 0
     skipped: int = 0
     note: str = ""
 
@@ -79,7 +81,8 @@ def regenerate(
     chat = Chat(tokenizer, template_options)
     engine: dict[str, Any] = {"endpoint_model": endpoint.model} if endpoint else {"dtype": dtype}
     manifest = Manifest(
-        target=target,
+        # A folder's weights tell it, not where it lies; an endpoint's target is known by its name alone.
+        target=Path(target).resolve().name if not endpoint and Path(target).is_dir() else target,
         revision=None if endpoint else revision(target, model),
         template_sha256=chat.digest,
         template_options=chat.options,
@@ -116,6 +119,7 @@ def _write(dialogues: Iterable[Dialogue], total: int, kept: AnswersFile) -> Outc
                 append(dialogue)
                 outcome.rows += 1
                 outcome.turns += len(dialogue.answers)
+                outcome.cut += not dialogue.answers[-1].finished
                 outcome.tokens += sum(answer.tokens for answer in dialogue.answers)
             bar.set_postfix_str(f"{outcome.tokens / max(outcome.seconds, 1e-9):.0f} tok/s", refresh=False)
             bar.update()

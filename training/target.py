@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from .checkpoint import size_said
 from .data import Batch, Example
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -87,11 +88,11 @@ class TargetStates:
         size, free = a_token * sum(missing), shutil.disk_usage(self.folder).free
         if size > free:
             raise ValueError(
-                f"The states of {len(missing)} sequences need {size / 1e9:.1f} GB in {self.folder}, which has "
-                f"{free / 1e9:.1f} GB free; make room, use fewer sequences, or run the target at every step instead."
+                f"The states of {len(missing)} sequences need {size_said(size)} in {self.folder}, which has "
+                f"{size_said(free)} free; make room, use fewer sequences, or run the target at every step instead."
             )
         kept = len(sequences) - len(missing)
-        return f"target states: {kept} of {len(sequences)} sequences kept, {size / 1e9:.2f} GB to come"
+        return f"target states: {kept} of {len(sequences)} sequences kept, {size_said(size)} to come"
 
     def _path(self, ids: list[int]) -> Path:
         assert self.folder is not None

@@ -92,7 +92,7 @@ def train(settings: TrainSettings) -> Path:
     wrapped, optimizer = prepare(accelerator, joint, build_optimizer(drafter, settings))
     total = total_steps(settings, schedule.steps_an_epoch)
     run = Run(settings, accelerator, joint, wrapped, optimizer, states, schedule, StepLog(output), total)
-    with Signals() as signals:
+    with Signals(says=accelerator.is_main_process) as signals:
         _run(run, signals)
     return _finish(run)
 
@@ -161,6 +161,7 @@ def _run(run: Run, signals: Signals) -> None:
         raise ValueError(f"Not every process sees the states in {settings.output}; give a folder that all share.")
     if accelerator.is_main_process:
         run.log.rewind(step, {name.removeprefix("log."): value for name, value in kept.items()})
+        tqdm.write(f"The log is written to {run.log.path}.")
     saved_at = time.monotonic()
     bar = tqdm(total=run.total, initial=step, desc=settings.head_type, disable=not accelerator.is_main_process)
     while step < run.total:

@@ -25,6 +25,7 @@ def arguments(tmp_path, make_settings, write_recipe):
 def test_training_says_where_the_checkpoint_is_and_options_win(arguments, tmp_path):
     result = train(*arguments, "--steps", 1)
     assert result.exit_code == 0, result.output
+    assert f"The log is written to {tmp_path / 'run' / 'log.jsonl'}." in result.output
     assert f"checkpoint in {tmp_path / 'run' / 'checkpoint'}" in result.output.replace("\n", "")
     assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 1
 

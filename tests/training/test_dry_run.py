@@ -1,5 +1,6 @@
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(tmp_path, make_settings, 
     tokens = sum(map(len, examples))
     supervised = sum(int(collate([example]).loss_mask.sum()) for example in examples)
     assert f"16 examples, {tokens:,} tokens, {supervised:,} of them supervised" in text
-    assert f"12 steps of 4 sequences (1 processes, 2 micro-batches of 2), 3.00 epochs, {3 * tokens:,} tokens" in text
+    assert f"12 steps of 4 sequences (1 process, 2 micro-batches of 2), 3.00 epochs, {3 * tokens:,} tokens" in text
+    assert "4 sequences (1 process, 1 micro-batch of 4)" in describe(replace(settings, micro_batch_size=0))
     assert f"The first example ({examples[0].id})" in text and "⟦" in text
 
 

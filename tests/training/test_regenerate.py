@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,7 +135,13 @@ def test_another_target_or_a_missing_manifest_is_refused(target_folder, ending_t
     output = tmp_path / "out.jsonl"
     run(target_folder, prompt_file, output, limit=2)
     manifest = Manifest.beside(output)
-    assert manifest.revision.startswith("sha256:") and manifest.decoding["dtype"] == "float32"
+    assert (
+        manifest.target == Path(target_folder).name
+        and manifest.revision.startswith("sha256:")
+        and manifest.decoding["dtype"] == "float32"
+    )
+    Manifest(**(vars(manifest) | {"target": target_folder})).save_beside(output)  # as older ones have it
+    assert run(target_folder, prompt_file, output, limit=2) == 0
     Manifest(**(vars(manifest) | {"revision": "sha256:0"})).save_beside(output)
     with pytest.raises(ValueError, match="made with another target"):
         run(target_folder, prompt_file, output)
@@ -152,6 +159,8 @@ def test_the_command_writes_answers_and_tells_what_it_made(target_folder, prompt
     result = CliRunner().invoke(app, [*arguments, *options, "--dtype", "float32"])
     assert result.exit_code == 0, result.output
     assert "12 answers in 12 rows added to" in result.output and "tokens/s" in result.output
+    cut = sum(not row["finished"] for row in read_jsonl(tmp_path / "out.jsonl"))
+    assert cut and f"cut off before their end (finished is false): {cut} of 12 rows" in result.output
     manifest = Manifest.beside(tmp_path / "out.jsonl")
     assert manifest.template_options == {"a": [1]} and manifest.decoding["temperature"] == 0.7
     for wrong in ("a", "a=False", "=1"):

@@ -9,8 +9,8 @@ class GenerationFigures:
     """Figures of one `generate` call, filled block by block; derived numbers are computed only when read.
 
     A block is one pass of the drafter and the verification of what it proposed. The prompt's own pass, a last token for
-    which nothing was left to draft, and a draft that was not worth verifying are plain steps. A block cut short by an end-of-sequence token or by the
-    length limit counts with what it really committed.
+    which nothing was left to draft, and a draft that was not worth verifying are plain steps. A block cut short by an
+    end-of-sequence token or by the length limit counts with what it really committed.
 
     Attributes:
         drafted_per_block: tokens proposed, for each block.

@@ -57,7 +57,7 @@ def replayed(
         for key, (name, text) in track(texts.items(), description="answers", console=Console(stderr=True)):
             if key not in journal.rows:
                 journal.add({"key": key, "set": name, **replay_row(pair, text, num_assistant_tokens)})
-        rows = [journal.rows[key] for key in texts]
+        rows = [_whole(journal.rows[key], folders) for key in texts]
         path = write_replay_report(output, replay_report(journal.settings, rows))
     except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
         raise stop(error) from error
@@ -108,6 +108,18 @@ def replay_row(pair: Pair, text: Text, num_assistant_tokens: int = 0) -> dict[st
         traces = replay(pair.target, drafter, text, taps[layers], num_assistant_tokens)
         made[name] = {rule: asdict(trace) for rule, trace in traces.items()}
     return {"loops": loops(text.token_ids[text.start : text.end]), "drafters": made}
+
+
+def _whole(row: dict[str, Any], drafters: dict[str, str]) -> dict[str, Any]:
+    """`row`, if it holds what rows hold.
+
+    Raises:
+        ValueError: it does not.
+    """
+    made = row.get("drafters")
+    if not isinstance(made, dict) or set(made) != set(drafters) or not {"set", "loops"} <= set(row):
+        raise ValueError(f"The row {row['key']!r} of {ROWS} is no row of a replay; remove it.")
+    return row
 
 
 def _settings(pair: Pair, name: str, source: str, folders: dict[str, str]) -> dict[str, Any]:

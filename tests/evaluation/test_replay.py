@@ -156,6 +156,16 @@ def test_command_reports_and_resumes(chatting, answers, tmp_path):
     assert json.loads((output / "report.json").read_text()) == report
 
 
+def test_a_row_that_holds_too_little_is_named(chatting, answers, tmp_path):
+    output = tmp_path / "replay"
+    assert run(chatting, answers, output).exit_code == 0
+    first, second, *others = (output / "rows.jsonl").read_text().splitlines(keepends=True)
+    key = json.loads(second)["key"]
+    (output / "rows.jsonl").write_text("".join([first, json.dumps({"key": key}) + "\n", *others]))
+    result = run(chatting, answers, output)
+    assert result.exit_code == 1 and key in " ".join(result.output.split()) and "remove it" in result.output
+
+
 @pytest.mark.parametrize("broken", ["nowhere", "empty", "twice", "torn"])
 def test_wrong_answers_are_one_sentence(chatting, answers, tmp_path, broken):
     more = []

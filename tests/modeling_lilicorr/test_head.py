@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
-from lilicorr.modeling_lilicorr.head_lilicorr import GATE, LiLiCorrHead
+from lilicorr.modeling_lilicorr.head_lilicorr import LiLiCorrHead
 from lilicorr.modeling_lilicorr.lattice import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -453,47 +453,6 @@ def test_a_draft_walks_its_own_lattice() -> None:
         for s in range(5):
             pick = pick if s == 0 else int(lattice.pair_scores[n, s - 1, pick].argmax())
             assert lattice.picks[n, s] == pick and draft.tokens[n, s] == order[n, s, pick]
-
-
-def residual_config() -> LiLiCorrConfig:
-    return tiny_config(head_config=tiny_config().head_config | {"residual": True})
-
-
-def test_a_residual_head_adds_its_gated_cosines_to_the_drafters_log_probs() -> None:
-    paper, residual = lively(tiny_config()), lively(residual_config())
-    residual.head.load_state_dict(paper.head.state_dict(), strict=False)
-    given = inputs(paper.config)
-    with torch.no_grad():
-        residual.head.gate.fill_(-0.3)
-        got, cosines = residual.head.scores(*given.values()), paper.head.scores(*given.values())
-    own = given["log_probs"]
-    torch.testing.assert_close(got[0], own[:, 0] - 0.3 * cosines[0])
-    for n, s, a, b in [(0, 0, 1, 2), (2, 3, 3, 0)]:
-        torch.testing.assert_close(got[1][n, s, a, b], own[n, s + 1, b] - 0.3 * cosines[1][n, s, a, b])
-
-
-def test_a_residual_head_with_its_gate_shut_is_the_drafter_and_opens_it_under_a_loss() -> None:
-    model, given = lively(residual_config()), inputs(residual_config())
-    table = torch.randn(90, model.config.hidden_size)
-    logits = torch.randn(3, 5, 90).mul(2).requires_grad_()
-    block = Block(given["hidden"], logits, torch.zeros(3), given["anchor_state"], None, lambda ids: table[ids])
-    with torch.no_grad():
-        model.head.gate.zero_()
-        draft = model.head.draft(block, return_lattice=True)
-    assert torch.equal(draft.tokens, logits.argmax(-1)) and (draft.lattice.picks == 0).all()
-    given["log_probs"].requires_grad_()
-    model.head.scores(*given.values())[1].square().sum().backward()
-    assert model.head.gate.grad.abs() > 0
-    assert not given["log_probs"].grad.any()  # with the gate shut nothing else could carry a gradient there
-
-
-def test_a_residual_head_comes_back_and_is_fresh_at_its_gate(tmp_path) -> None:
-    model = lively(residual_config())
-    model.save_pretrained(tmp_path)
-    assert torch.equal(LiLiCorrModel.from_pretrained(tmp_path).head.gate, model.head.gate)
-    assert LiLiCorrModel(residual_config()).head.gate.item() == GATE
-    with pytest.raises(ValueError, match="this one is residual"):
-        model.save_serving(tmp_path / "serving")
 
 
 def test_a_draft_is_the_same_whichever_kernels_serve_it(monkeypatch) -> None:

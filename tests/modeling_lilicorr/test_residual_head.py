@@ -1,0 +1,94 @@
+"""The residual form of the head: the drafter's log-probabilities plus gated cosines."""
+
+import pytest
+import torch
+from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr.modeling_lilicorr.head_lilicorr import GATE
+from lilicorr.modeling_lilicorr.lattice import Block
+from torch import Tensor
+
+BLOCKS, SLOTS, COUNT, DIM, VOCAB = 3, 5, 4, 32, 90
+HEAD = {
+    "num_candidates": COUNT,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_size": 40,
+    "factor_dim": 24,
+    "logit_scale": 8.0,
+    "vector_eps": 1e-6,
+}
+
+
+def tiny_config(**head) -> LiLiCorrConfig:
+    return LiLiCorrConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        block_size=SLOTS + 1,
+        mask_token_id=VOCAB - 1,
+        target_layer_ids=[1, 3],
+        num_target_layers=6,
+        head_config=HEAD | head,
+    )
+
+
+def lively(config: LiLiCorrConfig) -> LiLiCorrModel:
+    torch.manual_seed(0)
+    model = LiLiCorrModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def inputs() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(BLOCKS, SLOTS, 50, generator=generator) * 2
+    return {
+        "embeds": torch.randn(BLOCKS, SLOTS, COUNT, DIM, generator=generator),
+        "log_probs": logits.log_softmax(-1).topk(COUNT, dim=-1).values,
+        "hidden": torch.randn(BLOCKS, SLOTS, DIM, generator=generator),
+        "anchor_state": torch.randn(BLOCKS, DIM, generator=generator),
+    }
+
+
+def test_a_residual_head_adds_its_gated_cosines_to_the_drafters_log_probs() -> None:
+    paper, residual = lively(tiny_config()), lively(tiny_config(residual=True))
+    residual.head.load_state_dict(paper.head.state_dict(), strict=False)
+    given = inputs()
+    with torch.no_grad():
+        residual.head.gate.fill_(-0.3)
+        got, cosines = residual.head.scores(*given.values()), paper.head.scores(*given.values())
+    own = given["log_probs"]
+    torch.testing.assert_close(got[0], own[:, 0] - 0.3 * cosines[0])
+    for n, s, a, b in [(0, 0, 1, 2), (2, 3, 3, 0)]:
+        torch.testing.assert_close(got[1][n, s, a, b], own[n, s + 1, b] - 0.3 * cosines[1][n, s, a, b])
+
+
+def test_a_residual_head_with_its_gate_shut_is_the_drafter_and_opens_it_under_a_loss() -> None:
+    model, given = lively(tiny_config(residual=True)), inputs()
+    table = torch.randn(VOCAB, DIM)
+    logits = torch.randn(BLOCKS, SLOTS, VOCAB).mul(2).requires_grad_()
+    block = Block(given["hidden"], logits, torch.zeros(BLOCKS), given["anchor_state"], None, lambda ids: table[ids])
+    with torch.no_grad():
+        model.head.gate.zero_()
+        draft = model.head.draft(block, return_lattice=True)
+    assert torch.equal(draft.tokens, logits.argmax(-1)) and (draft.lattice.picks == 0).all()
+    given["log_probs"].requires_grad_()
+    model.head.scores(*given.values())[1].square().sum().backward()
+    assert model.head.gate.grad.abs() > 0
+    assert not given["log_probs"].grad.any()  # with the gate shut nothing else could carry a gradient there
+
+
+def test_a_residual_head_comes_back_and_is_fresh_at_its_gate(tmp_path) -> None:
+    model = lively(tiny_config(residual=True))
+    model.save_pretrained(tmp_path)
+    assert torch.equal(LiLiCorrModel.from_pretrained(tmp_path).head.gate, model.head.gate)
+    assert LiLiCorrModel(tiny_config(residual=True)).head.gate.item() == GATE
+    with pytest.raises(ValueError, match="this one is residual"):
+        model.save_serving(tmp_path / "serving")

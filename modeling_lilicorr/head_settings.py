@@ -6,6 +6,7 @@ from typing import Any
 HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
+OPTIONAL = {"lilicorr": ("residual",)}  # settings that a configuration may lack
 POSITIVE = {
     "lilicorr": (
         "num_layers",

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
+from ..modeling_lilicorr.head_settings import OPTIONAL, default_head_config
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import sample_blocks
 from .checkpoint import load_state, not_written, save_state, whole_tensor
@@ -120,21 +121,36 @@ def total_steps(settings: TrainSettings, steps_an_epoch: int) -> int:
 
 
 def drafter_config(settings: TrainSettings, target_config: Any, tokenizer_size: int) -> LiLiCorrConfig:
-    """The drafter that `settings` describe.
+    """The drafter that `settings` describe; of `head_config` they need to name only what differs from the papers'.
 
     Raises:
         ValueError: if it cannot work.
     """
     try:
+        head = head_config_for(settings.head_type, target_config, settings.config.get("head_config") or {})
+        given = settings.config | ({"head_config": head} if head else {})
         return LiLiCorrConfig.for_target(
             target_config,
             tokenizer_size=tokenizer_size,
             head_type=settings.head_type,
             block_size=settings.block_size,
-            **settings.config,
+            **given,
         )
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
+
+
+def head_config_for(head_type: str, target_config: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The papers' settings of a head for this target, with those `given`; empty where it needs none.
+
+    Raises:
+        ValueError: it takes no setting of such a name. TypeError: `given` is no mapping.
+    """
+    usual = default_head_config(head_type, target_config.get_text_config().hidden_size)
+    known = [*usual, *OPTIONAL.get(head_type, ())]
+    if usual and (unknown := [name for name in given if name not in known]):
+        raise ValueError(f"head_config sets {unknown[0]!r}, but the head {head_type} takes {', '.join(known)}.")
+    return usual | given if usual else {}
 
 
 def build_drafter(settings: TrainSettings, target: PreTrainedModel, tokenizer_size: int) -> LiLiCorrModel:

@@ -28,7 +28,7 @@ def test_stages_are_those_of_the_draft(script, tiny_folders, monkeypatch):
     assert set(stages) == {"draft", "backbone", "lm_head", "head"}
     draft, backbone, logits, alone = results
     assert draft.tokens.shape == alone.tokens.shape == (1, 2)
-    assert backbone.shape == (1, 5, 32) and logits.shape[:2] == (1, 2)
+    assert backbone.shape == (1, 3, 32) and logits.shape[:2] == (1, 2)
     assert torch.isfinite(backbone).all()
 
 

@@ -1,7 +1,9 @@
+import json
 import sys
 
 import pytest
 import torch
+import yaml
 from lilicorr.cli import app
 from lilicorr.training import command
 from safetensors import SafetensorError
@@ -40,6 +42,23 @@ def test_one_recipe_trains_every_head_from_any_seed(arguments, tmp_path):
     assert not torch.equal(weights["a"]["fc.weight"], weights["c"]["fc.weight"])
     assert any(name.startswith("lilicorr.") for name in weights["a"])
     assert not any(name.startswith("lilicorr.") for name in weights["d"])
+
+
+def test_a_recipe_names_only_what_differs_of_a_heads_settings(arguments, tmp_path):
+    recipe = yaml.safe_load(arguments[0].read_text())
+    recipe["config"]["head_config"] = {"residual": True, "num_candidates": 3}
+    arguments[0].write_text(yaml.safe_dump(recipe))
+    assert train(*arguments, "--steps", 1).exit_code == 0
+    head = json.loads((tmp_path / "run" / "checkpoint" / "config.json").read_text())["head_config"]
+    assert head["residual"] is True and head["num_candidates"] == 3 and head["logit_scale"] == 8.0
+    recipe["config"]["head_config"] = {"layers": 3}
+    arguments[0].write_text(yaml.safe_dump(recipe))
+    arguments[4] = tmp_path / "other"
+    result = train(*arguments)
+    assert (
+        result.exit_code == 1
+        and "head_config sets 'layers', but the head lilicorr takes num_candidates" in result.output
+    )
 
 
 def test_a_dry_run_prints_and_leaves_nothing(arguments, tmp_path):

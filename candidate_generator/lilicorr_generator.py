@@ -37,6 +37,8 @@ _RIDING = "_lilicorr_context"  # attribute of a target cache that holds the draf
 
 _DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names none
 
+_SHORT = 2  # tokens: three rows take a CPU little longer than one, more of them do
+
 # Rows from which MKL's fp32 product with a vocabulary-sized matrix is fast again: 15 take it over twice as long as 16.
 _FULL_TILE = 16
 
@@ -311,7 +313,8 @@ def longest_draft(config: "LiLiCorrConfig", target: PreTrainedModel, asked: Gene
 
     `num_assistant_tokens` and `num_assistant_tokens_schedule` of the call win over the drafter's `draft_lengths`; at
     Transformers' defaults (20, "constant") they count as not given. Steps choose by their times, which differ from run
-    to run, so only under greedy decoding, where the text does not depend on it, and on a CPU, where length costs.
+    to run, so only under greedy decoding, where the text does not depend on it, and on a CPU, where length costs; under
+    sampling there all drafts are short.
 
     Raises:
         ValueError: if `num_assistant_tokens` is negative.
@@ -322,7 +325,9 @@ def longest_draft(config: "LiLiCorrConfig", target: PreTrainedModel, asked: Gene
     given = count not in (None, _DEFAULT_COUNT)
     adapts = schedule not in (None, "constant") or (config.draft_lengths == "adaptive" and not given)
     longest = min(count, config.num_slots) if given else config.num_slots
-    return longest, adapts and longest > 0 and not asked.do_sample and target.device.type == "cpu"
+    if not adapts or not longest or target.device.type != "cpu":
+        return longest, False
+    return (min(_SHORT, longest), False) if asked.do_sample else (longest, True)
 
 
 def check_processors(processors: Iterable[Any]) -> None:

@@ -80,15 +80,15 @@ def named_folders(drafters: Iterable[str]) -> dict[str, str]:
     return folders
 
 
-def arms_of(drafters: Mapping[str, Any], device: torch.device, temperature: float = 0.0) -> list[Arm]:
-    """Plain decoding, every drafter, and every one that would adapt its draft lengths with whole blocks too.
+def arms_of(drafters: Mapping[str, Any], device: torch.device) -> list[Arm]:
+    """Plain decoding, every drafter, and every one that would not draft whole blocks here with these too.
 
-    Only acceptance lengths of equal drafts compare. Drafts adapt under greedy decoding on a CPU alone.
+    Only acceptance lengths of equal drafts compare.
     """
     arms = [Arm(PLAIN)]
     for name, drafter in drafters.items():
         arms.append(Arm(name, drafter))
-        if drafter.config.draft_lengths == "adaptive" and device.type == "cpu" and temperature == 0:
+        if drafter.config.draft_lengths == "adaptive" and device.type == "cpu":
             arms.append(Arm(name + WHOLE, drafter, {"num_assistant_tokens": drafter.config.num_slots}))
     return arms
 

@@ -85,7 +85,7 @@ def _row(pair: Pair, question: Question, plan: Plan, number: int) -> dict[str, A
     row: dict[str, Any] = {"key": question.key, "set": question.set, "category": question.category, "asked": []}
     limit = getattr(pair.target.config.get_text_config(), "max_position_embeddings", None)
     for count, (temperature, seed) in enumerate(plan.runs):
-        arms = arms_of(pair.drafters, pair.target.device, temperature)
+        arms = arms_of(pair.drafters, pair.target.device)
         messages = _messages(question)
         for turn in range(len(question.turns) if plan.all_turns else 1):
             if turn:

@@ -214,7 +214,9 @@ def test_rows_of_plain_steps_reach_the_next_draft(paced, teach, prompt):
         ({"num_assistant_tokens": 3}, 3),
         ({"num_assistant_tokens": 7}, 7),
         ({"num_assistant_tokens": 9}, 7),
-        ({"do_sample": True}, 7),
+        ({"do_sample": True}, 2),
+        ({"do_sample": True, "num_assistant_tokens": 5}, 5),
+        ({"do_sample": True, "num_assistant_tokens": 1}, 1),
     ],
 )
 def test_a_given_length_and_sampling_draft_alike_in_every_run(paced, prompt, options, longest):

@@ -10,7 +10,7 @@ USAGE = """\
 # A drafter for speculative decoding: {title}
 
 It proposes {slots} tokens at a time for {target}, which checks them all in one pass: same tokens as plain
-`generate` at temperature 0, same distribution when sampling, in less time. It borrows the target's embedding and LM
+`generate` at temperature 0, same distribution when sampling. It borrows the target's embedding and LM
 head and is of no use alone.
 
 ```python

@@ -148,7 +148,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         tokens = tokens[:, : pace.cut(self._probabilities)]
         self._ran = self._ran and (tokens.shape[1] > 0 or not self._probabilities)
         self._verifying = time.perf_counter()
-        if wanted and self._took_in <= 2 * self.drafter.config.block_size:
+        if 0 < self._took_in <= 2 * self.drafter.config.block_size:
             pace.times.draft.add(wanted, self._verifying - began)
         return tokens, None
 

@@ -34,6 +34,11 @@ class Durations:
         """How many of a size are remembered."""
         return len(self._seconds.get(size, ()))
 
+    @property
+    def known(self) -> bool:
+        """Whether anything has been noted."""
+        return bool(self._seconds)
+
     def expect(self, size: int) -> float:
         """Seconds of a size, or read off the line between the nearest known ones.
 
@@ -141,7 +146,8 @@ class Pace:
         for size, chance in enumerate(self._chances(), 1):
             run *= chance
             tokens += run  # expected: the target's own token and every accepted one
-            rate = (tokens + saved) / (times.draft.expect(size) + times.rest.expect(size))
+            drafting = times.draft.expect(size) if times.draft.known else 0.0  # short answers may have timed no draft
+            rate = (tokens + saved) / (drafting + times.rest.expect(size))
             if rate > fastest:
                 best, fastest = size, rate
         return best

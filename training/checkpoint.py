@@ -113,7 +113,8 @@ def _check(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if changed:
         raise ValueError(
-            f"{path} belongs to a run with another {', '.join(changed)}; choose another output folder or delete it."
+            f"{path} belongs to a run with another {', '.join(changed)}; give that run's to go on with it, or another "
+            "output folder."
         )
 
 

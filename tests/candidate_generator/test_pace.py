@@ -171,6 +171,25 @@ def paced(monkeypatch, new_target, new_drafter):
     return build
 
 
+def test_drafts_behind_a_prompt_and_steps_without_room_for_one_time_none(paced, prompt):
+    target, drafter = paced(COSTLY)
+    ids = prompt(30)
+    for _ in range(6):
+        for new in (2, 3):  # each call drafts once at most, and then takes the whole prompt in
+            target.generate(ids, max_new_tokens=new, do_sample=False, assistant_model=drafter)
+    times = drafter.step_times.of(target)
+    assert times.rest.count(1) and not times.draft.known
+    plain = target.generate(ids, max_new_tokens=40, do_sample=False)
+    assert torch.equal(target.generate(ids, max_new_tokens=40, do_sample=False, assistant_model=drafter), plain)
+
+
+def test_a_choice_without_a_timed_draft_is_made():
+    times = StepTimes()
+    for size in (7, 7, 2, 2, 0, 0):
+        times.rest.add(size, COSTLY[size])
+    assert Pace(7, times).choose() in range(8)
+
+
 @pytest.mark.parametrize("perfect", [True, False])
 def test_paced_output_is_plain_output(paced, teach, prompt, perfect):
     target, drafter = paced(COSTLY)

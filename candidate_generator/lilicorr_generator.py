@@ -26,7 +26,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import output_capturing
 
 from .figures import GenerationFigures
-from .pace import Pace
+from .pace import SHORT, Pace
 
 if TYPE_CHECKING:
     from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _RIDING = "_lilicorr_context"  # attribute of a target cache that holds the drafter's context of the same rows
 
 _DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names none
-
-_SHORT = 2  # tokens: three rows take a CPU little longer than one, more of them do
 
 # Rows from which MKL's fp32 product with a vocabulary-sized matrix is fast again: 15 take it over twice as long as 16.
 _FULL_TILE = 16
@@ -327,7 +325,7 @@ def longest_draft(config: "LiLiCorrConfig", target: PreTrainedModel, asked: Gene
     longest = min(count, config.num_slots) if given else config.num_slots
     if not adapts or not longest or target.device.type != "cpu":
         return longest, False
-    return (min(_SHORT, longest), False) if asked.do_sample else (longest, True)
+    return (min(SHORT, longest), False) if asked.do_sample else (longest, True)
 
 
 def check_processors(processors: Iterable[Any]) -> None:

@@ -17,6 +17,7 @@ LONG = 0.998  # the like, over texts
 RETRY = 16  # plain steps in a row after which a short draft is tried: a stale time or opinion must not last
 TRUST = 0.55  # acceptance expected of slot 1 before anything is known
 PRIOR = 6.0  # how many slots of late what has been known for long weighs
+SHORT = 2  # tokens of a short draft: three rows take a CPU little longer than one, more of them do
 SURE = 4.0  # how many slots the drafter's own probabilities weigh before anything is known
 
 
@@ -136,7 +137,7 @@ class Pace:
 
     def choose(self) -> int:
         """Tokens to draft next, `0 … slots`: the most tokens a second, once each kind of step has been timed."""
-        times, short = self.times, min(2, self.slots)
+        times, short = self.times, min(SHORT, self.slots)
         untimed = [size for size in (self.slots, short, 0) if times.rest.count(size) < 2]
         self._probing = bool(untimed) or self._plain >= RETRY
         if self._probing:
@@ -158,7 +159,7 @@ class Pace:
         As many as gain most over what plain steps would say in the time of verifying them.
         """
         times, drafted = self.times, len(probabilities)
-        if self._probing:
+        if self._probing or not drafted:
             return drafted
         rate = 1.0 / times.rest.expect(0)
         tokens, run, gains = 1.0, 1.0, [0.0]

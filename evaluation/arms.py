@@ -53,10 +53,7 @@ class Measured:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> "Measured":
         """Back from `to_json`."""
-        trace = row["trace"]
-        if trace is not None:
-            trace = Trace(**trace | {"accepted_per_slot": tuple(trace["accepted_per_slot"])})
-        return cls(**row | {"trace": trace})
+        return cls(**row | {"trace": None if row["trace"] is None else Trace.from_json(row["trace"])})
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers, lists and mappings."""

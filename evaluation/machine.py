@@ -2,11 +2,14 @@
 
 import hashlib
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .loading import Pair
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -19,6 +22,23 @@ def machine(device: torch.device) -> dict[str, Any]:
             packages[name] = None
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"device": place, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}
+
+
+def models(pair: Pair, name: str, drafters: Mapping[str, str], target: str | Path) -> dict[str, Any]:
+    """The models of a run, with what tells their weights apart, and their dtype.
+
+    Args:
+        name: what a report calls the target; target, drafters: what `pair` was loaded from.
+    """
+    return {
+        "format": 1,
+        "target": {"source": name, "weights": fingerprint(target, pair.target)},
+        "drafters": {
+            drafter: {"source": str(source), "weights": fingerprint(source, pair.drafters[drafter])}
+            for drafter, source in drafters.items()
+        },
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+    }
 
 
 def fingerprint(source: str | Path, model: Any) -> str:

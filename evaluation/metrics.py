@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Trace:
     accepted_per_slot: tuple[int, ...]
     new_tokens: int
     drafted: int = 0
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> "Trace":
+        """Back from the mapping that `dataclasses.asdict` and JSON made of one."""
+        return cls(**row | {"accepted_per_slot": tuple(row["accepted_per_slot"])})
 
     @property
     def accepted(self) -> int:

@@ -1,7 +1,7 @@
 """The command line of the replay: `lilicorr replay`."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +20,13 @@ from .command import ROWS, stop
 from .files import writable
 from .journal import Journal
 from .loading import LoadingError, Pair, load_pair
-from .machine import fingerprint
+from .machine import models
 from .metrics import loops
 from .replay import Text, answers_in, replay
 from .replay_report import replay_report, write_replay_report
+from .sets import jsonl_files
+
+LACK = "give --answers what `lilicorr regenerate` wrote"
 
 
 def replayed(
@@ -46,13 +49,13 @@ def replayed(
     The same command again resumes a stopped run.
     """
     try:
-        folders, files = named_folders(drafter), files_of(answers)
+        folders, files = named_folders(drafter), jsonl_files(answers, LACK)
         if output.is_file() or not writable(output):
             raise ValueError(f"--output {output} cannot be written; name a folder that can.")
         source = target or str(smollm2())
         pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         texts = dict(texts_of(files, pair, max_length))
-        settings = _settings(pair, target or "SmolLM2-135M-Instruct", source, folders)
+        settings = models(pair, target or "SmolLM2-135M-Instruct", folders, source)
         journal = Journal(output / ROWS, settings | {"num_assistant_tokens": num_assistant_tokens})
         for key, (name, text) in track(texts.items(), description="answers", console=Console(stderr=True)):
             if key not in journal.rows:
@@ -62,24 +65,6 @@ def replayed(
     except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
         raise stop(error) from error
     Console().print(f"report in {path}", markup=False, soft_wrap=True)
-
-
-def files_of(sources: Sequence[str]) -> dict[str, Path]:
-    """JSONL files by their set's name.
-
-    Raises:
-        ValueError: one of `sources` holds none, or two files have one name.
-    """
-    files: dict[str, Path] = {}
-    for source in map(Path, sources):
-        found = sorted(source.glob("*.jsonl")) if source.is_dir() else [source] if source.is_file() else []
-        if not found:
-            raise ValueError(f"{source} holds no *.jsonl files; give --answers what `lilicorr regenerate` wrote.")
-        for file in found:
-            if file.stem in files:
-                raise ValueError(f"{files[file.stem]} and {file} both hold the set {file.stem!r}; rename one.")
-            files[file.stem] = file
-    return files
 
 
 def texts_of(files: dict[str, Path], pair: Pair, max_length: int) -> Iterator[tuple[str, tuple[str, Text]]]:
@@ -120,15 +105,3 @@ def _whole(row: dict[str, Any], drafters: dict[str, str]) -> dict[str, Any]:
     if not isinstance(made, dict) or set(made) != set(drafters) or not {"set", "loops"} <= set(row):
         raise ValueError(f"The row {row['key']!r} of {ROWS} is no row of a replay; remove it.")
     return row
-
-
-def _settings(pair: Pair, name: str, source: str, folders: dict[str, str]) -> dict[str, Any]:
-    return {
-        "format": 1,
-        "target": {"source": name, "weights": fingerprint(source, pair.target)},
-        "drafters": {
-            each: {"source": str(folder), "weights": fingerprint(folder, pair.drafters[each])}
-            for each, folder in folders.items()
-        },
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
-    }

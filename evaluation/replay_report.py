@@ -59,12 +59,7 @@ def _view(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _traces(rows: Iterable[Mapping[str, Any]], drafter: str, rule: str) -> list[Trace]:
-    return [trace_of(row["drafters"][drafter][rule]) for row in rows]
-
-
-def trace_of(row: Mapping[str, Any]) -> Trace:
-    """A trace from its JSON."""
-    return Trace(**{**row, "accepted_per_slot": tuple(row["accepted_per_slot"])})
+    return [Trace.from_json(row["drafters"][drafter][rule]) for row in rows]
 
 
 def _change(sets: Sequence[Rows], name: str, base: str, seed: int = 0) -> dict[str, float]:

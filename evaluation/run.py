@@ -11,7 +11,7 @@ from .compare import Answer, decoding_options, encode, warm_up
 from .coverage import add_coverage, count_coverage
 from .journal import Journal
 from .loading import Pair
-from .machine import fingerprint, machine
+from .machine import machine, models
 from .sets import Question, in_order
 from .summary import Asked, by_temperature
 
@@ -47,17 +47,8 @@ def settings_of(pair: Pair, name: str, drafters: dict[str, str], plan: Plan, tar
     Args:
         name: what a report calls the target; target, drafters: what `pair` was loaded from.
     """
-    return {
-        "format": 1,
-        "target": {"source": name, "weights": fingerprint(target, pair.target)},
-        "drafters": {
-            name: {"source": str(source), "weights": fingerprint(source, pair.drafters[name])}
-            for name, source in drafters.items()
-        },
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
-        "plan": asdict(plan),
-        "machine": machine(pair.target.device),
-    }
+    decided = {"plan": asdict(plan), "machine": machine(pair.target.device)}
+    return models(pair, name, drafters, target) | decided
 
 
 def evaluate(pair: Pair, questions: Iterable[Question], plan: Plan, journal: Journal) -> None:

@@ -55,18 +55,10 @@ def load_sets(sources: Sequence[str | Path], benchmarks: Sequence[str] = ("all",
     Raises:
         ValueError: there is nothing to read, a set is not there or there twice, or a line is broken, naming it.
     """
-    files: dict[str, Path] = {}
-    for source in map(Path, sources):
-        found = sorted(source.glob("*.jsonl")) if source.is_dir() else [source] if source.is_file() else []
-        if not found:
-            raise ValueError(
-                f"{source} holds no *.jsonl files; give --data a folder with one file a set, each row {EXAMPLE} "
-                "(GSM8K, HumanEval, MT-Bench … in that form)."
-            )
-        for file in found:
-            if file.stem in files:
-                raise ValueError(f"{files[file.stem]} and {file} both hold the set {file.stem!r}; rename one.")
-            files[file.stem] = file
+    files = jsonl_files(
+        sources,
+        f"give --data a folder with one file a set, each row {EXAMPLE} (GSM8K, HumanEval, MT-Bench … in that form)",
+    )
     wanted = set(files) if "all" in benchmarks else set(benchmarks)
     if missing := sorted(wanted - set(files)):
         raise ValueError(f"There is no set {missing[0]!r} in --data; choose all or some of {', '.join(sorted(files))}.")
@@ -74,6 +66,24 @@ def load_sets(sources: Sequence[str | Path], benchmarks: Sequence[str] = ("all",
     if not any(sets.values()):
         raise ValueError(f"The *.jsonl files of {', '.join(map(str, sources))} hold no rows; give --data some prompts.")
     return {name: questions for name, questions in sets.items() if questions}
+
+
+def jsonl_files(sources: Sequence[str | Path], advice: str) -> dict[str, Path]:
+    """JSONL files by their set's name, from folders or as such; `advice` says what to give where there are none.
+
+    Raises:
+        ValueError: one of `sources` holds none, or two files have one name.
+    """
+    files: dict[str, Path] = {}
+    for source in map(Path, sources):
+        found = sorted(source.glob("*.jsonl")) if source.is_dir() else [source] if source.is_file() else []
+        if not found:
+            raise ValueError(f"{source} holds no *.jsonl files; {advice}.")
+        for file in found:
+            if file.stem in files:
+                raise ValueError(f"{files[file.stem]} and {file} both hold the set {file.stem!r}; rename one.")
+            files[file.stem] = file
+    return files
 
 
 def in_order(names: Any) -> list[str]:

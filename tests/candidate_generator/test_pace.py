@@ -183,6 +183,17 @@ def test_drafts_behind_a_prompt_and_steps_without_room_for_one_time_none(paced, 
     assert torch.equal(target.generate(ids, max_new_tokens=40, do_sample=False, assistant_model=drafter), plain)
 
 
+def test_a_plain_step_is_no_draft_that_saved_nothing():
+    times = StepTimes()
+    for size in (7, 7, 2, 2, 0, 0):
+        times.rest.add(size, COSTLY[size])
+    pace = Pace(7, times)
+    pace.choose()
+    assert pace.cut([0.01, 0.01]) == 0 and times.drafts == 1 and times.saved > 0
+    saved = times.saved
+    assert pace.cut([]) == 0 and (times.drafts, times.saved) == (1, saved)
+
+
 def test_a_choice_without_a_timed_draft_is_made():
     times = StepTimes()
     for size in (7, 7, 2, 2, 0, 0):

@@ -33,6 +33,8 @@ class LiLiCorrConfig(PreTrainedConfig):
         mask_token_id: an existing row of the target's embedding that fills the slots to be drafted.
         target_layer_ids: zero-based decoder layers of the target whose outputs are read, ascending.
         num_target_layers: how many decoder layers the target has.
+        conv_kernel_size, conv_group_size: rows that DFlash 2's convolution within a block spans, and channels that
+            share what it makes of a row; both 0 for a backbone without.
         head_type: `"lilicorr"`, a rival's head (`"dcoco"`, `"domino"`, `"dspark"`, `"selector"`), or `"none"` (each
             slot's most likely token: vanilla DFlash).
         head_config: the head's own settings, all required: for `lilicorr` `num_candidates` (K), `hidden_size`,
@@ -74,6 +76,8 @@ class LiLiCorrConfig(PreTrainedConfig):
         mask_token_id: int = 151669,
         target_layer_ids: list[int] | None = None,
         num_target_layers: int = 36,
+        conv_kernel_size: int = 0,
+        conv_group_size: int = 0,
         head_type: str = "lilicorr",
         head_config: dict[str, Any] | None = None,
         draft_lengths: str = "whole",
@@ -105,6 +109,8 @@ class LiLiCorrConfig(PreTrainedConfig):
             target_layer_ids = default_target_layer_ids(num_target_layers, num_hidden_layers)
         self.target_layer_ids = target_layer_ids
         self.num_target_layers = num_target_layers
+        self.conv_kernel_size = conv_kernel_size
+        self.conv_group_size = conv_group_size
         self.head_type = head_type
         self.head_config = default_head_config(head_type, hidden_size) if head_config is None else head_config
         self.draft_lengths = draft_lengths
@@ -263,5 +269,11 @@ def _problems(config: LiLiCorrConfig) -> Any:
         yield "layer_types has sliding_attention, so sliding_window must be a positive number of tokens."
     if getattr(config, "is_causal", False):
         yield "is_causal is true, but blocks here are bidirectional; this drafter was trained for another runtime."
+    taps, group = config.conv_kernel_size, config.conv_group_size
+    if not 0 <= taps <= config.block_size or bool(taps) != bool(group) or (taps and config.hidden_size % group):
+        yield (
+            f"conv_kernel_size is {taps} and conv_group_size {group}, expected 0 and 0, or 1 to the block's "
+            f"{config.block_size} rows and a divisor of hidden_size {config.hidden_size}."
+        )
     if config.head_type in HEAD_TYPES:
         yield from head_problems(config.head_type, config.head_config, config.vocab_size)

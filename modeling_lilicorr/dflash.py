@@ -18,6 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from .block_convolution import BlockConvolution
 from .configuration_lilicorr import LiLiCorrConfig
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin, each [rows, length, head_dim]
@@ -151,7 +152,10 @@ def _repeat_rows(states: Tensor, rows: int) -> Tensor:
 
 
 class DFlashDecoderLayer(nn.Module):
-    """Pre-norm attention and SwiGLU; the context enters attention as it is, shared by all layers."""
+    """Pre-norm attention and SwiGLU; the context enters attention as it is, shared by all layers.
+
+    With `conv_kernel_size`, a convolution within each block stands around both.
+    """
 
     def __init__(self, config: LiLiCorrConfig, layer_idx: int) -> None:
         super().__init__()
@@ -159,11 +163,21 @@ class DFlashDecoderLayer(nn.Module):
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        taps, group = config.conv_kernel_size, config.conv_group_size
+        self.attention_conv = BlockConvolution(config.hidden_size, taps, group) if taps else None
+        self.mlp_conv = BlockConvolution(config.hidden_size, taps, group) if taps else None
 
-    def forward(self, block: Tensor, *attention_arguments: object) -> Tensor:
-        """`block [rows, B, d]` to the same shape; the other arguments are those of `DFlashAttention.forward`."""
-        block = block + self.self_attn(self.input_layernorm(block), *attention_arguments)
-        return block + self.mlp(self.post_attention_layernorm(block))
+    def forward(self, block: Tensor, size: int, *attention_arguments: object) -> Tensor:
+        """`block [rows, n * size, d]` to the same shape: `n` blocks side by side where the mask parts them.
+
+        The other arguments are those of `DFlashAttention.forward`.
+        """
+        entering = self.input_layernorm(block)
+        if self.attention_conv is None or self.mlp_conv is None:
+            block = block + self.self_attn(entering, *attention_arguments)
+            return block + self.mlp(self.post_attention_layernorm(block))
+        block = block + self.attention_conv(entering, lambda rows: self.self_attn(rows, *attention_arguments), size)
+        return block + self.mlp_conv(self.post_attention_layernorm(block), self.mlp, size)
 
 
 class DFlashPreTrainedModel(PreTrainedModel):
@@ -211,6 +225,7 @@ class DFlashModel(DFlashPreTrainedModel):
         context_positions: Tensor,
         attention_mask: Tensor | None = None,
         cache: DraftCache | None = None,
+        size: int | None = None,
     ) -> Tensor:
         """Hidden states of blocks given projected context rows.
 
@@ -220,6 +235,7 @@ class DFlashModel(DFlashPreTrainedModel):
             block_positions: `[rows, B]`; context_positions: `[batch, C]` (absolute, int64).
             attention_mask: bool `[rows, 1, 1 or B, C + B]`, true where a key may be seen; `None` sees everything.
             cache: inference only, one row; committed rows of `context` are added to it.
+            size: rows of one block where `B` rows hold several, which the mask parts.
 
         Returns:
             `[rows, B, d]` after the final norm.
@@ -236,7 +252,9 @@ class DFlashModel(DFlashPreTrainedModel):
             masks["sliding_attention"] = _window(attention_mask, past, block_positions, window)
         states = noise_embeds
         for kind, layer in zip(self.config.layer_types, self.layers, strict=True):
-            states = layer(states, context, block_rotation, context_rotation, masks[kind], cache)
+            states = layer(
+                states, size or states.shape[1], context, block_rotation, context_rotation, masks[kind], cache
+            )
         if cache is not None:
             cache.commit(context_positions)
         return self.norm(states)

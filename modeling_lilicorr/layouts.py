@@ -56,10 +56,9 @@ HEAD_KEYS = {  # ours: theirs; the feed-forward width is theirs as a ratio
     "vector_eps": "lilicorr_vector_eps",
 }
 RATIO_KEY = "lilicorr_mlp_ratio"
+CONVOLUTION_KEYS = ("conv_kernel_size", "conv_group_size")
 # Settings of `dflash_config` that change what the drafter computes, and the value that leaves it unchanged.
 UNSUPPORTED = {
-    "conv_kernel_size": 0,
-    "conv_group_size": 0,
     "selector_rank": 0,
     "selector_top_k": 0,
     "output_multiplier": 1.0,
@@ -153,6 +152,8 @@ def config_from_dflash(settings: dict[str, Any], head_type: str, **overrides: An
     arguments["mask_token_id"] = nested["mask_token_id"]
     arguments["target_layer_ids"] = nested["target_layer_ids"]
     arguments["head_type"] = head_type
+    convolution = {key: nested.get(key, settings.get(key)) for key in CONVOLUTION_KEYS}
+    arguments |= {key: value for key, value in convolution.items() if value}
     if settings.get("is_causal", "sliding_attention" in (settings.get("layer_types") or [])):
         raise ValueError(
             "config.json asks for causal blocks (is_causal, or sliding layers that do not declare it false), but "
@@ -269,6 +270,7 @@ def dflash_settings(config: LiLiCorrConfig, dtype: torch.dtype) -> dict[str, Any
             "block_size": config.block_size,
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": list(config.target_layer_ids),
+            **{key: getattr(config, key) for key in CONVOLUTION_KEYS if config.conv_kernel_size},
         },
     }
 

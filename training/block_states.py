@@ -47,5 +47,6 @@ def block_states(
         positions.flatten(1),
         torch.arange(input_ids.shape[1], device=device).expand(input_ids.shape),
         block_mask(grouped, input_ids.shape[1], size),
+        size=size,
     )
     return context, states.reshape(batch, parts * group, size, -1)[:, :width]

@@ -68,7 +68,8 @@ def start_from_checkpoint(drafter: LiLiCorrModel, target: PreTrainedModel, folde
         raise ValueError(f"{file} cannot be read ({error}); it is cut short or damaged, copy it again.") from error
     prefix = f"{drafter.config.head_type}."
     known = drafter.state_dict()
-    absent = [name for name in known if name not in weights and not name.startswith(prefix)]
+    # Convolutions may be added to a backbone that has none: fresh ones change nothing.
+    absent = [name for name in known if name not in weights and not name.startswith(prefix) and "_conv." not in name]
     if absent:
         raise ValueError(f"{folder} lacks {absent[0]!r} and {len(absent) - 1} more backbone tensors of this drafter.")
     for name in known:
@@ -103,8 +104,9 @@ def balance_head(drafter: LiLiCorrModel, target: PreTrainedModel) -> None:
 
 
 def _plain_state(layer: nn.Module) -> dict[str, Tensor]:
-    """A layer's tensors but for the query and key norms, which some targets lack."""
-    return {k: v for k, v in layer.state_dict().items() if not k.endswith(("q_norm.weight", "k_norm.weight"))}
+    """A layer's tensors but for the query and key norms, which some targets lack, and convolutions, which all do."""
+    plain = {k: v for k, v in layer.state_dict().items() if not k.endswith(("q_norm.weight", "k_norm.weight"))}
+    return {k: v for k, v in plain.items() if "_conv." not in k}
 
 
 def _typical_size(projection: nn.Linear, scale: Tensor) -> float:

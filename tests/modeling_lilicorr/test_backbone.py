@@ -12,6 +12,7 @@ KINDS = {
     "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
     "all-sliding": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7},
     "biased": {"attention_bias": True},
+    "convolved": {"conv_kernel_size": 3, "conv_group_size": 8},
 }
 
 
@@ -42,7 +43,7 @@ def make_model(attention: str = "sdpa", head_type: str = "none", **overrides) ->
     model = LiLiCorrModel._from_config(make_config(head_type, **overrides), attn_implementation=attention).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:
+            if "norm" in name or "bias" in name or "_conv." in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     assert model.config._attn_implementation == attention
     return model
@@ -117,6 +118,21 @@ def plain_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int) -> 
         left, right = x[..., : head // 2], x[..., head // 2 :]
         return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
+    def mixed(name: str, x: Tensor, entered: Tensor, side: int) -> Tensor:
+        count, group = config.conv_kernel_size, config.conv_group_size
+        if not count:
+            return x
+        kernels = linear(f"{name}.kernel_projection", entered).view(BLOCK, 2, count, DIM // group)
+        rows = []
+        for b in range(BLOCK):
+            row = torch.zeros(DIM)
+            for tap in range(min(count, b + 1)):
+                for channel in range(DIM):
+                    kernel = w[f"{name}.base_kernel"][side, tap, channel] + kernels[b, side, tap, channel // group]
+                    row[channel] += kernel * x[b - tap, channel]
+            rows.append(row)
+        return torch.stack(rows)
+
     context = norm("hidden_norm", linear("fc", taps[0, :anchor]))
     block_ids = torch.full((BLOCK,), config.mask_token_id)
     block_ids[0] = ids[0, anchor]
@@ -124,7 +140,8 @@ def plain_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int) -> 
     positions = torch.arange(anchor + BLOCK)
     for i, kind in enumerate(config.layer_types):
         name = f"layers.{i}"
-        inner = norm(f"{name}.input_layernorm", x)
+        entered = norm(f"{name}.input_layernorm", x)
+        inner = mixed(f"{name}.attention_conv", entered, entered, 0)
         source = torch.cat([context, inner])
         heads = []
         for h in range(config.num_attention_heads):
@@ -139,10 +156,12 @@ def plain_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int) -> 
                 seen = [j for j in range(anchor + BLOCK) if j >= first or j >= anchor]
                 rows.append((q[b] @ k[seen].T * head**-0.5).softmax(-1) @ v[seen])
             heads.append(torch.stack(rows))
-        x = x + linear(f"{name}.self_attn.o_proj", torch.cat(heads, dim=-1))
-        inner = norm(f"{name}.post_attention_layernorm", x)
+        attended = linear(f"{name}.self_attn.o_proj", torch.cat(heads, dim=-1))
+        x = x + mixed(f"{name}.attention_conv", attended, entered, 1)
+        entered = norm(f"{name}.post_attention_layernorm", x)
+        inner = mixed(f"{name}.mlp_conv", entered, entered, 0)
         gated = F.silu(linear(f"{name}.mlp.gate_proj", inner)) * linear(f"{name}.mlp.up_proj", inner)
-        x = x + linear(f"{name}.mlp.down_proj", gated)
+        x = x + mixed(f"{name}.mlp_conv", linear(f"{name}.mlp.down_proj", gated), entered, 1)
     return norm("norm", x)
 
 
@@ -167,6 +186,22 @@ def test_five_layers_have_the_58_tensors_of_a_dflash_checkpoint() -> None:
     assert len(shapes) == 58
     assert {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()} == shapes
     assert sum(p.numel() for p in model.parameters()) == 1_048_626_432
+
+
+def test_fresh_convolutions_change_nothing_and_trained_ones_do() -> None:
+    torch.manual_seed(0)
+    convolved = LiLiCorrModel(make_config(conv_kernel_size=2, conv_group_size=16)).eval()
+    plain = LiLiCorrModel(make_config()).eval()
+    added = plain.load_state_dict(convolved.state_dict(), strict=False)
+    assert len(added.unexpected_keys) == 2 * 2 * 2 and not added.missing_keys
+    shapes = {tuple(convolved.state_dict()[name].shape) for name in added.unexpected_keys}
+    assert shapes == {(2, 2, DIM), (2 * 2 * DIM // 16, DIM)}
+    ids, taps = sequence(1, 9)
+    with torch.no_grad():
+        want = serving_pass(plain, ids, taps, 8, [8])
+        assert torch.equal(serving_pass(convolved, ids, taps, 8, [8]), want)
+        convolved.layers[0].mlp_conv.kernel_projection.weight.normal_()
+        assert not torch.allclose(serving_pass(convolved, ids, taps, 8, [8]), want, atol=1e-3)
 
 
 def test_the_head_adds_tensors_under_its_prefix_only_and_no_embedding_or_lm_head() -> None:

@@ -298,8 +298,10 @@ def test_required_keys_are_not_guessed(tmp_path, key):
 @pytest.mark.parametrize(
     "changes, nested, sentence",
     [
-        ({}, {"conv_kernel_size": 2, "conv_group_size": 16}, "sets conv_kernel_size to 2, which this drafter does not"),
-        ({}, {"final_logit_softcapping": 20.0}, "sets final_logit_softcapping to 20.0"),
+        ({}, {"conv_kernel_size": 2}, "conv_kernel_size is 2 and conv_group_size 0, expected 0 and 0, or 1 to"),
+        ({}, {"conv_kernel_size": 2, "conv_group_size": 5}, "a divisor of hidden_size 32"),
+        ({}, {"conv_kernel_size": 2, "conv_group_size": 16}, "lacks 20 of the tensors"),
+        ({}, {"final_logit_softcapping": 20.0}, "sets final_logit_softcapping to 20.0, which this drafter does not"),
         ({}, {"selector_rank": 256}, "sets selector_rank to 256"),
         ({}, {"block_size": 8}, r"gives two block sizes, \[6, 8\]"),
         ({"is_causal": True}, {}, "asks for causal blocks"),
@@ -364,7 +366,6 @@ def test_serving_layout_needs_every_setting_of_the_head(tmp_path, key):
 @pytest.mark.parametrize(
     "nested, sentence",
     [
-        ({"conv_kernel_size": 2, "conv_group_size": 4}, "sets conv_kernel_size to 2"),
         ({"lilicorr_enabled": False}, "lilicorr_enabled is false, but the architecture is LiLiCorrDraftModel"),
         ({"lilicorr_num_heads": 3}, "not a multiple of its num_heads 3"),
     ],
@@ -372,6 +373,19 @@ def test_serving_layout_needs_every_setting_of_the_head(tmp_path, key):
 def test_serving_layout_refuses_contradictions(tmp_path, nested, sentence):
     with pytest.raises(ValueError, match=sentence):
         LiLiCorrModel.from_dflash(write_serving(tmp_path, **nested))
+
+
+def test_convolutions_of_a_serving_checkpoint_load_and_come_back(tmp_path):
+    tensors = backbone_tensors() | head_tensors()
+    for i in range(LAYERS):
+        for name in ("attention_conv", "mlp_conv"):
+            tensors[f"layers.{i}.{name}.base_kernel"] = torch.randn(2, 2, WIDTH).to(torch.bfloat16)
+            tensors[f"layers.{i}.{name}.kernel_projection.weight"] = torch.randn(16, WIDTH).to(torch.bfloat16)
+    folder = write_serving(tmp_path / "a", tensors=tensors, conv_kernel_size=2, conv_group_size=8)
+    LiLiCorrModel.from_dflash(folder).save_serving(tmp_path / "b")
+    assert_equal(load_file(tmp_path / "b" / "model.safetensors"), tensors)
+    saved = json.loads((tmp_path / "b" / "config.json").read_text())["dflash_config"]
+    assert (saved["conv_kernel_size"], saved["conv_group_size"]) == (2, 8)
 
 
 def test_serving_layout_lacking_a_head_tensor(tmp_path):

@@ -202,9 +202,16 @@ def test_sampled_slots_give_the_same_loss_in_expectation_and_the_same_reranker_t
     assert mean["weight"] == pytest.approx(float(full["weight"]), rel=0.01)
 
 
+@pytest.mark.parametrize("taps", [0, 2])
 @pytest.mark.parametrize("together", [1, 4, 5])
-def test_blocks_that_attend_as_one_have_the_states_of_blocks_alone(setup, together):
+def test_blocks_that_attend_as_one_have_the_states_of_blocks_alone(setup, together, taps):
     target, drafter, input_ids, blocks = setup
+    if taps:
+        config = LiLiCorrConfig(**drafter.config.to_dict() | {"conv_kernel_size": taps, "conv_group_size": 8})
+        drafter = LiLiCorrModel(config).train()
+        for layer in drafter.layers:
+            layer.attention_conv.base_kernel.data.normal_()
+            layer.mlp_conv.kernel_projection.weight.data.normal_()
     assert blocks.anchors.shape[1] == 6
     expected = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
     sums = run(JointObjective(drafter, target, Objective(), together), input_ids, blocks)

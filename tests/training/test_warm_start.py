@@ -1,7 +1,7 @@
 import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
-from lilicorr.training.warm_start import balance_head, start_from_target
+from lilicorr.training.warm_start import balance_head, start_from_checkpoint, start_from_target
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 
@@ -43,6 +43,17 @@ def test_query_and_key_norms_of_a_qwen3_target_are_taken_over():
     drafter = drafter_for(target)
     assert start_from_target(drafter, target)
     assert torch.equal(drafter.layers[-1].self_attn.q_norm.weight, target.model.layers[-1].self_attn.q_norm.weight)
+
+
+def test_convolutions_stay_fresh_and_may_join_a_backbone_without(llama, tmp_path):
+    plain = drafter_for(llama)
+    plain.save_pretrained(tmp_path)
+    drafter = drafter_for(llama, conv_kernel_size=2, conv_group_size=4)
+    assert start_from_target(drafter, llama)
+    start_from_checkpoint(drafter, llama, tmp_path)
+    assert torch.equal(drafter.fc.weight, plain.fc.weight)
+    for layer in drafter.layers:
+        assert not layer.mlp_conv.kernel_projection.weight.any() and layer.mlp_conv.base_kernel[:, 0].eq(1).all()
 
 
 def test_other_shapes_leave_the_drafter_alone(llama):

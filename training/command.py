@@ -22,6 +22,10 @@ def train(
     head: Annotated[str, typer.Option(help="Type of head; unset: the recipe's.")] = "",
     seed: Annotated[int | None, typer.Option(help="Of weights, order and blocks; unset: the recipe's.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="Optimiser steps; 0: as the recipe says.")] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another setting of the recipe, such as objective.penalty=0."),
+    ] = None,
     tracker: Annotated[
         list[str] | None, typer.Option(help="Also log to this tracker of accelerate, such as tensorboard.")
     ] = None,
@@ -41,7 +45,9 @@ def train(
     overrides = {name: value for name, value in given.items() if value}
     overrides |= {} if seed is None else {"seed": seed}
     try:
-        settings = TrainSettings.from_recipe(recipe, default_target=smollm2, data=data, output=output, **overrides)
+        settings = TrainSettings.from_recipe(
+            recipe, default_target=smollm2, changes=changes or (), data=data, output=output, **overrides
+        )
         if dry_run:
             print(describe(settings))
             return

@@ -3,7 +3,7 @@
 import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -135,12 +135,16 @@ class TrainSettings:
 
     @classmethod
     def from_recipe(
-        cls, path: str | Path, default_target: Callable[[], object] | None = None, **overrides: Any
+        cls,
+        path: str | Path,
+        default_target: Callable[[], object] | None = None,
+        changes: Sequence[str] = (),
+        **overrides: Any,
     ) -> "TrainSettings":
         """Read a YAML mapping of the attributes above (`objective` a mapping too); `overrides` win over it.
 
         `path` is a file, or the name of a recipe that comes along, see `find_recipe`. `default_target` gives the target
-        where neither sets one.
+        where neither sets one. `changes` are settings as `change` takes them, which win over the file.
 
         Raises:
             ValueError: if the file is no such mapping, names an unknown setting, leaves a required one out, or gives
@@ -155,6 +159,8 @@ class TrainSettings:
             raise ValueError(f"{path} is not UTF-8 text; give a YAML file of settings.") from None
         if not isinstance(recipe, dict):
             raise ValueError(f"{path} holds {type(recipe).__name__}, expected a mapping of settings.")
+        for text in changes:
+            change(recipe, text)
         recipe |= overrides
         if not recipe.get("target") and default_target is not None:
             recipe["target"] = str(default_target())
@@ -172,6 +178,27 @@ class TrainSettings:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         return settings
+
+
+def change(recipe: dict[str, Any], text: str) -> None:
+    """Set in `recipe` what `text` says, such as `objective.penalty=0`: a name, dots into mappings, a YAML value.
+
+    Raises:
+        ValueError: `text` is not of this form, or a name with something below it is no mapping.
+    """
+    path, equals, value = text.partition("=")
+    *parents, name = path.split(".")
+    if not equals or not all([*parents, name]):
+        raise ValueError(f"--set takes NAME=VALUE such as objective.penalty=0, got {text!r}.")
+    place = recipe
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise ValueError(f"--set {text}: {parent} is {place!r}, no mapping of settings.")
+    try:
+        place[name] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {text}: the value is not valid YAML ({' '.join(str(error).split())}).") from None
 
 
 def find_recipe(name: str | Path) -> Path:

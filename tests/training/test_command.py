@@ -6,6 +6,7 @@ import torch
 import yaml
 from lilicorr.cli import app
 from lilicorr.training import command
+from lilicorr.training.settings import TrainSettings
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -59,6 +60,26 @@ def test_a_recipe_names_only_what_differs_of_a_heads_settings(arguments, tmp_pat
         result.exit_code == 1
         and "head_config sets 'layers', but the head lilicorr takes num_candidates" in result.output
     )
+
+
+def test_any_setting_of_a_recipe_can_be_set(arguments, tmp_path):
+    assert train(*arguments, "--set", "config.head_config.num_candidates=3", "--set", "anchors=2").exit_code == 0
+    saved = json.loads((tmp_path / "run" / "checkpoint" / "config.json").read_text())["head_config"]
+    assert saved["num_candidates"] == 3
+    run = TrainSettings.from_recipe(
+        arguments[0], changes=["objective.penalty=0", "betas=[0.5, 0.9]"], target="t", data=["d"], output="o"
+    )
+    assert run.objective.penalty == 0 and run.betas == [0.5, 0.9]
+    for change, said in {
+        "penalty": "--set takes NAME=VALUE such as objective.penalty=0, got 'penalty'",
+        "objective.=1": "--set takes NAME=VALUE",
+        "anchors.x=1": "no mapping of settings",
+        "betas=[": "is not valid YAML",
+        "objective.weight=1": "sets 'weight', which is none of",
+        "config.width=3": "config sets 'width', which is no argument",
+    }.items():
+        result = train(*arguments, "--set", change)
+        assert result.exit_code == 1 and said in result.output.replace("\n", " "), result.output
 
 
 def test_a_dry_run_prints_and_leaves_nothing(arguments, tmp_path):

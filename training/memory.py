@@ -35,7 +35,7 @@ def step_memory(
         "target pass": states * (target.num_hidden_layers + 1),
         "backbone": 0 if settings.freeze_backbone else _backbone(settings, config, sequences, anchors, small),
         "head": sequences * anchors * _head(config, small),
-        "vocabulary": (4 + BYTES[settings.dtype]) * CHUNK_ROWS * config.vocab_size,
+        "vocabulary": (_logits(config) + BYTES[settings.dtype]) * CHUNK_ROWS * config.vocab_size,
     }
     return {name: size for name, size in found.items() if size}
 
@@ -48,6 +48,8 @@ def _backbone(settings: TrainSettings, config: LiLiCorrConfig, sequences: int, a
     length, rows = settings.max_length, anchors * config.block_size
     # Norms keep their input and their scaled input in fp32; the rest is kept as it enters a product.
     a_row = 4 * (4 * width) + small * (2 * width + 5 * queries + 2 * keys + 4 * inner)
+    if config.conv_kernel_size:  # kernels and what they weigh, in and out of two sublayers
+        a_row += small * 4 * width * (config.conv_kernel_size + 1)
     groups = -(-anchors // settings.blocks_together)
     group = -(-anchors // groups) * config.block_size
     seen = groups * (length + group)  # keys and values, repeated over heads
@@ -59,13 +61,28 @@ def _backbone(settings: TrainSettings, config: LiLiCorrConfig, sequences: int, a
     return entry + mask + config.num_hidden_layers * layer
 
 
+def _logits(config: LiLiCorrConfig) -> int:
+    """Bytes for every logit of a chunk; what corrects all of them works its chunks out again in the backward pass."""
+    return 24 if config.head_type in ("domino", "dspark") else 4
+
+
 def _head(config: LiLiCorrConfig, small: int) -> int:
-    """Activations that the head keeps for one block."""
-    if config.head_type != "lilicorr":
+    """Activations that the head and its loss keep for one block."""
+    slots, width, head = config.num_slots, config.hidden_size, config.head_config
+    if config.head_type == "domino":
+        state, rank = head["gru_hidden_dim"], head["emb_dim"]
+        return slots * (small * (3 * width + 9 * state + 4 * rank))
+    if config.head_type == "dspark":
+        return slots * small * 2 * (width + head["markov_rank"])
+    if config.head_type not in ("lilicorr", "dcoco", "selector"):
         return 0
-    head = config.head_config
-    nodes, width = config.num_slots * head["num_candidates"], head["hidden_size"]
-    layer = 4 * 4 * width + small * (8 * width + 2 * head["intermediate_size"] + 2 * head["num_heads"] * nodes)
-    ends = small * (config.hidden_size + 14 * width) + 4 * 4 * head["factor_dim"]
-    pairs = 4 * 2 * config.num_slots * head["num_candidates"] ** 2
-    return nodes * (head["num_layers"] * layer + ends) + pairs
+    nodes, pairs = slots * head["num_candidates"], slots * head["num_candidates"] ** 2
+    if config.head_type == "dcoco":
+        a_node = small * (width + 4 * head["width"])
+        return nodes * a_node + pairs * (2 * small * head["hidden_size"] + 8) + 2 * small * slots * width
+    if config.head_type == "selector":
+        return nodes * (5 * 4 * head["rank"] + 16) + slots * (small * width + 12 * head["rank"])
+    inner = head["hidden_size"]
+    layer = 4 * 4 * inner + small * (8 * inner + 2 * head["intermediate_size"] + 2 * head["num_heads"] * nodes)
+    ends = small * (width + 14 * inner) + 4 * 4 * head["factor_dim"]
+    return nodes * (head["num_layers"] * layer + ends) + 4 * 2 * pairs

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM
 LENGTH, ANCHORS, BLOCK = 40, 12, 5
 
 
-def one_pass(target_folder, settings, layer_types=None):
+def one_pass(target_folder, settings, layer_types=None, head_type="lilicorr", head_config=None, **shape):
     """Loss, gradients and bytes kept for the backward pass of one micro-batch, on the same draws every time."""
     torch.manual_seed(1)
     target = AutoModelForCausalLM.from_pretrained(target_folder).eval().requires_grad_(False)
     extra = {"layer_types": layer_types, "sliding_window": 8} if layer_types else {}
     config = LiLiCorrConfig.for_target(
         target.config, mask_token_id=3, block_size=BLOCK, num_hidden_layers=2,
-        head_config=settings.config["head_config"], **extra,
+        head_type=head_type, head_config=head_config or settings.config["head_config"], **extra, **shape,
     )  # fmt: skip
     drafter = LiLiCorrModel(config).train()
     apply_layer_options(drafter, settings)
@@ -82,6 +82,31 @@ def test_the_memory_formula_is_near_what_autograd_keeps(tmp_path, make_settings,
     _, _, kept, config = one_pass(target_folder, settings)
     estimate = _backbone(settings, config, 2, ANCHORS, 4) + 2 * ANCHORS * _head(config, 4)
     assert 0.7 * kept < estimate < 1.4 * kept
+
+
+HEADS = {
+    "dcoco": {"num_candidates": 8, "width": 64, "hidden_size": 48},
+    "selector": {"num_candidates": 8, "rank": 64},
+    "domino": {"gru_hidden_dim": 128, "emb_dim": 64, "pure_draft_prefix_len": 1},
+    "dspark": {"markov_rank": 128, "markov_head_type": "vanilla", "enable_confidence_head": True,
+               "confidence_head_with_markov": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_memory_formula_knows_every_head(tmp_path, make_settings, target_folder, head):
+    settings = make_settings(tmp_path, max_length=LENGTH, anchors=ANCHORS)
+    bare = one_pass(target_folder, settings, head_type="none", head_config={})[2]
+    _, _, kept, config = one_pass(target_folder, settings, head_type=head, head_config=HEADS[head])
+    assert 0.6 * (kept - bare) < 2 * ANCHORS * _head(config, 4) < 1.6 * (kept - bare)
+
+
+def test_the_memory_formula_knows_convolutions(tmp_path, make_settings, target_folder):
+    settings = make_settings(tmp_path, max_length=LENGTH, anchors=ANCHORS)
+    _, _, bare, plain = one_pass(target_folder, settings)
+    _, _, kept, config = one_pass(target_folder, settings, conv_kernel_size=3, conv_group_size=4)
+    added = _backbone(settings, config, 2, ANCHORS, 4) - _backbone(settings, plain, 2, ANCHORS, 4)
+    assert 0.6 * (kept - bare) < added < 1.6 * (kept - bare)
 
 
 def test_a_frozen_backbone_needs_no_gradient(tmp_path, make_settings, target_folder):

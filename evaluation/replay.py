@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..candidate_generator.figures import GenerationFigures
-from ..kernels.reference import exact_path
+from ..kernels.reference import exact_path, longest_path
 from ..modeling_lilicorr.lattice import Block, Draft
 from ..training.block_states import block_states
 from .metrics import Trace
 
 TOGETHER = 32  # blocks that go through the LM head and the drafter's head at once
-RULES = ("draft", "first candidates", "exact path", "best path there is")
+RULES = ("draft", "first candidates", "exact path", "longest path", "best path there is")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def replay(
     Returns:
         What would have been accepted, by `RULES`; those that the head has no scores or candidates for are absent.
         `draft` is the drafter; `first candidates` takes each slot's likeliest token, `exact path` the path with the
-        highest summed score (paper Eq. 12), `best path there is` whatever candidate is right.
+        highest summed score (paper Eq. 12), `longest path` that of the longest expected prefix, `best path there is`
+        whatever candidate is right.
     """
     device, slots = target.device, min(num_slots or drafter.config.num_slots, drafter.config.num_slots)
     ids = torch.tensor([text.token_ids[: text.end]], device=device)
@@ -102,8 +103,8 @@ def _right(draft: Draft, truth: Tensor) -> dict[str, Tensor]:
         first, pair, candidates = lattice.first_scores, lattice.pair_scores, lattice.candidates
         right["first candidates"] = candidates[..., 0] == truth
         if first is not None and pair is not None:
-            path = exact_path(first, pair)
-            right["exact path"] = candidates.gather(-1, path[..., None]).squeeze(-1) == truth
+            for rule, decode in {"exact path": exact_path, "longest path": longest_path}.items():
+                right[rule] = candidates.gather(-1, decode(first, pair)[..., None]).squeeze(-1) == truth
         right["best path there is"] = (candidates == truth[..., None]).any(dim=-1)
     return {rule: each.long() for rule, each in right.items()}
 

@@ -114,6 +114,24 @@ def exact_path(first: Tensor, pair: Tensor) -> Tensor:
     return torch.cat(picks[::-1], dim=1)
 
 
+def longest_path(first: Tensor, pair: Tensor) -> Tensor:
+    """The path of which the longest prefix is expected to be right, if a softmax over scores gives the odds.
+
+    What follows candidate `a` of slot `s` is right for `V(s, a) = max_b P(b | a) (1 + V(s + 1, b))` slots on average.
+    The greedy walk looks at `P` alone, and the exact path counts a slot however unlikely it is to be reached.
+    Arguments and result as `greedy_walk`.
+    """
+    follows = torch.zeros_like(first)
+    choices = []
+    for odds in reversed(pair.softmax(dim=-1).unbind(dim=1)):
+        follows, choice = (odds * (1 + follows[:, None])).max(dim=-1)
+        choices.append(choice)
+    picks = [(first.softmax(dim=-1) * (1 + follows)).argmax(dim=-1, keepdim=True)]
+    for choice in reversed(choices):
+        picks.append(choice.gather(1, picks[-1]))
+    return torch.cat(picks, dim=1)
+
+
 @dataclass
 class Walked:
     """A committed path through a lattice.

@@ -54,6 +54,31 @@ def test_greedy_walk_is_the_plain_loop_with_ties_to_the_lowest_index(blocks, slo
 
 
 @pytest.mark.parametrize("blocks,slots,count", [(1, 1, 1), (3, 1, 4), (3, 5, 1), (3, 3, 3), (2, 4, 4), (4, 6, 2)])
+def test_longest_path_has_the_longest_expected_prefix_of_all_paths(blocks, slots, count) -> None:
+    for seed in range(4):
+        out, inp, anchor_out, _ = random_lattice(blocks, slots, count, seed)
+        first, pair = (t.double() for t in reference.lattice_scores(out, inp, anchor_out, 2.0))
+        picks = reference.longest_path(first, pair)
+        assert picks.shape == (blocks, slots) and picks.dtype == torch.int64
+
+        def expected(block: int, path, first: Tensor = first, pair: Tensor = pair) -> float:
+            odds = [first[block].softmax(0)[path[0]]]
+            odds += [pair[block, s, a].softmax(0)[b] for s, (a, b) in enumerate(itertools.pairwise(path))]
+            return float(torch.stack(odds).cumprod(0).sum())
+
+        for block in range(blocks):
+            best = max(expected(block, path) for path in itertools.product(range(count), repeat=slots))
+            assert expected(block, picks[block].tolist()) == pytest.approx(best)
+
+
+def test_longest_path_gives_up_a_likely_first_candidate_that_leads_nowhere() -> None:
+    first = torch.tensor([[0.55, 0.45]]).log()
+    pair = torch.tensor([[[[0.5, 0.5], [0.99, 0.01]]]]).log()
+    assert reference.greedy_walk(first, pair).tolist() == [[0, 0]]
+    assert reference.longest_path(first, pair).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("blocks,slots,count", [(1, 1, 1), (3, 1, 4), (3, 5, 1), (3, 3, 3), (2, 4, 4), (4, 6, 2)])
 def test_exact_path_is_the_best_of_all_paths(blocks, slots, count) -> None:
     for seed in range(4):
         out, inp, anchor_out, candidates = random_lattice(blocks, slots, count, seed)

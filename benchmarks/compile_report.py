@@ -104,22 +104,29 @@ def cases() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         results = dict.fromkeys(("values_out", "normalisers_out", "features_out"), torch.float32)
         arguments = shape | sums | results | {"indices_out": torch.int64} | settings
         yield f"merge_tiles {name} K={k}", topk_triton.merge_tiles, arguments, warps
-    for dtype, slots, count, dim, exact in (
-        (torch.bfloat16, 15, 8, 1024, False),
-        (torch.bfloat16, 15, 8, 1024, True),
-        (torch.float32, 15, 8, 1024, False),
-        (torch.float32, 7, 8, 256, True),
-        (torch.float16, 15, 4, 64, False),
-        (torch.bfloat16, 15, 16, 1024, True),
+    for dtype, slots, count, dim, exact, residual in (
+        (torch.bfloat16, 15, 8, 1024, False, False),
+        (torch.bfloat16, 15, 8, 1024, True, False),
+        (torch.float32, 15, 8, 1024, False, False),
+        (torch.float32, 7, 8, 256, True, False),
+        (torch.float16, 15, 4, 64, False, False),
+        (torch.bfloat16, 15, 16, 1024, True, False),
+        (torch.bfloat16, 15, 8, 1024, False, True),
+        (torch.bfloat16, 15, 8, 1024, True, True),
+        (torch.float32, 7, 8, 256, False, True),
     ):
         name = f"{str(dtype).removeprefix('torch.')} S={slots} K={count} d_e={dim} {'exact' if exact else 'greedy'}"
+        name += " residual" if residual else ""
         kernel = walk_triton.score_and_walk_kernel
-        settings = walk_triton.walk_settings(slots, count, dim, normalise=True, exact=exact, with_scores=False)
+        settings = walk_triton.walk_settings(slots, count, dim, True, exact, False, residual, residual)
         warps = settings.pop("num_warps")
         arguments = {name: "i32:16" for name in kernel.arg_names if name.startswith("stride_")}
         arguments |= {"stride_candidates_slot": "i32", "stride_candidates_rank": 1, "stride_candidates_block": "i32"}
-        arguments |= dict.fromkeys(("out", "inp", "anchor_out"), dtype) | {"scale": "fp32", "eps": "fp32"}
+        arguments |= {"stride_log_probs_slot": "i32", "stride_log_probs_rank": "i32", "stride_log_probs_block": "i32"}
+        arguments |= dict.fromkeys(("out", "inp", "anchor_out"), dtype) | {"eps": "fp32"}
+        arguments |= {"scale": torch.float32, "log_probs": torch.float32} if residual else {"scale": "fp32"}
         arguments |= dict.fromkeys(("candidates", "words", "tokens_out", "picks_out"), torch.int64)
+        arguments.setdefault("log_probs", torch.int64)  # stands in for none
         arguments |= {"scores_out": torch.float32, "arrived": torch.int32} | settings
         yield f"score_and_walk {name}", kernel, arguments, warps
 

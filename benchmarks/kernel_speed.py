@@ -103,6 +103,7 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
     dtype = torch.bfloat16
     slots, k, width = sizes.slots, sizes.candidates, sizes.width
     lattice_bytes = blocks * width * dtype.itemsize * (2 * slots * k - k + 1)  # the last slot's out vectors stay unread
+    residual_bytes = lattice_bytes + blocks * slots * k * 4
 
     def logits(seed: int) -> tuple[Tensor, int]:
         return random(seed, (blocks * slots, sizes.vocab), dtype, device).mul_(4), k
@@ -114,6 +115,11 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
         candidates = torch.arange(blocks * slots * k, device=device).view(blocks, slots, k)
         return out, inp, anchor_out, candidates, SCALE, EPS
 
+    def residual(seed: int) -> tuple[Any, ...]:
+        gated = torch.full((1,), SCALE / 2, device=device)
+        log_probs = random(seed + 3, (blocks, slots, k), torch.float32, device)
+        return *lattice(seed)[:4], gated, EPS, log_probs
+
     def features(logits: Tensor, k: int) -> tuple[Tensor, ...]:
         values, indices, normaliser = reference.topk_logsumexp(logits, k)
         return values, indices, normaliser, reference.confidence_features(values - normaliser[:, None])
@@ -124,6 +130,7 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
         ("topk_features", logit_bytes, logits, features, topk_features),
         ("score_and_walk", lattice_bytes, lattice, reference.score_and_walk, score_and_walk),
         ("score_and_decode_exact", lattice_bytes, lattice, reference.score_and_decode_exact, score_and_decode_exact),
+        ("residual score_and_walk", residual_bytes, residual, reference.score_and_walk, score_and_walk),
     ]
     for name, floor_bytes, make, defined, door in kernels:
         arms: dict[str, Callable[..., Any]] = {"reference": defined}

@@ -62,15 +62,21 @@ def unit_vectors(vectors: Tensor, eps: float) -> Tensor:
 
 
 def lattice_scores(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, scale: float, eps: float | None = None
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    scale: float | Tensor,
+    eps: float | None = None,
+    log_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Matching scores of all adjacent candidate pairs (paper Eq. 1), in fp32.
 
     Args:
         out, inp: vectors `[blocks, slots, K, d_e]`, any float dtype.
         anchor_out: `[blocks, d_e]`, the anchor's only out vector.
-        scale: the fixed cosine scale sigma.
+        scale: the cosine scale sigma, or one number `[1]` (fp32) on the vectors' device that also holds a gate.
         eps: bring vectors to unit length first, see `unit_vectors`; `None` takes them as they are.
+        log_probs: `[blocks, slots, K]` (fp32), added to every score of a candidate with one before it.
 
     Returns:
         `first [blocks, K]` from the anchor to slot 1 and `pair [blocks, slots - 1, K, K]`, where
@@ -82,7 +88,9 @@ def lattice_scores(
         out, inp, anchor_out = unit_vectors(out, eps), unit_vectors(inp, eps), unit_vectors(anchor_out, eps)
     first = scale * torch.einsum("ne,nke->nk", anchor_out, inp[:, 0])
     pair = scale * out[:, :-1] @ inp[:, 1:].transpose(-1, -2)
-    return first, pair
+    if log_probs is None:
+        return first, pair
+    return log_probs[:, 0] + first, log_probs[:, 1:, None] + pair
 
 
 def greedy_walk(first: Tensor, pair: Tensor) -> Tensor:
@@ -148,7 +156,14 @@ class Walked:
     pair: Tensor
 
 
-def check_lattice(out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor) -> None:
+def check_lattice(
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    candidates: Tensor,
+    scale: float | Tensor = 1.0,
+    log_probs: Tensor | None = None,
+) -> None:
     """Raise a `ValueError` unless the shapes are those of one lattice with at least one slot and one candidate."""
     shape = out.shape
     fits = out.dim() == 4 and inp.shape == shape and anchor_out.shape == (shape[0], shape[-1])
@@ -158,6 +173,13 @@ def check_lattice(out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tens
             f"slots, K] without an empty dimension but blocks, got {list(shape)}, {list(inp.shape)}, "
             f"{list(anchor_out.shape)} and {list(candidates.shape)}; bring them to these shapes."
         )
+    if isinstance(scale, Tensor) and scale.shape != (1,):
+        raise ValueError(f"A scale is a number or a tensor [1], got {list(scale.shape)}; reshape it.")
+    if log_probs is not None and log_probs.shape != candidates.shape:
+        raise ValueError(
+            f"A lattice's log_probs are [blocks, slots, K] as its candidates, got {list(log_probs.shape)} and "
+            f"{list(candidates.shape)}; bring them to one shape."
+        )
 
 
 def walk(
@@ -165,37 +187,50 @@ def walk(
     inp: Tensor,
     anchor_out: Tensor,
     candidates: Tensor,
-    scale: float,
+    scale: float | Tensor,
     eps: float | None = None,
     exact: bool = False,
+    log_probs: Tensor | None = None,
 ) -> Walked:
     """Score the lattice and commit one path (paper Eq. 1, 2).
 
     Args:
-        out, inp, anchor_out, scale, eps: as in `lattice_scores`.
+        out, inp, anchor_out, scale, eps, log_probs: as in `lattice_scores`.
         candidates: token ids `[blocks, slots, K]` (int64).
         exact: the globally best path (Eq. 12) instead of the greedy walk (Eq. 8).
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    check_lattice(out, inp, anchor_out, candidates)
-    first, pair = lattice_scores(out, inp, anchor_out, scale, eps)
+    check_lattice(out, inp, anchor_out, candidates, scale, log_probs)
+    first, pair = lattice_scores(out, inp, anchor_out, scale, eps, log_probs)
     picks = exact_path(first, pair) if exact else greedy_walk(first, pair)
     return Walked(candidates.gather(-1, picks[..., None]).squeeze(-1), picks, first, pair)
 
 
 def score_and_walk(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float, eps: float | None = None
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    candidates: Tensor,
+    scale: float | Tensor,
+    eps: float | None = None,
+    log_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens and picks of `walk`, greedy."""
-    walked = walk(out, inp, anchor_out, candidates, scale, eps)
+    walked = walk(out, inp, anchor_out, candidates, scale, eps, log_probs=log_probs)
     return walked.tokens, walked.picks
 
 
 def score_and_decode_exact(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float, eps: float | None = None
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    candidates: Tensor,
+    scale: float | Tensor,
+    eps: float | None = None,
+    log_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `score_and_walk`, with the globally best path (paper Eq. 12) instead of the greedy one."""
-    walked = walk(out, inp, anchor_out, candidates, scale, eps, exact=True)
+    walked = walk(out, inp, anchor_out, candidates, scale, eps, exact=True, log_probs=log_probs)
     return walked.tokens, walked.picks

@@ -17,45 +17,69 @@ def walk(
     inp: Tensor,
     anchor_out: Tensor,
     candidates: Tensor,
-    scale: float,
+    scale: float | Tensor,
     eps: float | None = None,
     exact: bool = False,
+    log_probs: Tensor | None = None,
 ) -> Walked:
     """As `reference.walk`: path and scores, on the kernel that `choice` describes."""
-    check_lattice(out, inp, anchor_out, candidates)
-    if wants_triton((out, inp, anchor_out), _refusal(out)):
+    check_lattice(out, inp, anchor_out, candidates, scale, log_probs)
+    if wants_triton(_tensors(out, inp, anchor_out, scale, log_probs), _refusal(out)):
         from .walk_triton import walk as launch
 
-        tokens, picks, scores = launch(out, inp, anchor_out, candidates, scale, eps, exact, with_scores=True)
+        tokens, picks, scores = launch(out, inp, anchor_out, candidates, scale, eps, exact, True, log_probs)
         assert scores is not None
         return Walked(tokens, picks, scores[:, 0, 0], scores[:, 1:])
-    return defined(out, inp, anchor_out, candidates, scale, eps, exact)
+    return defined(out, inp, anchor_out, candidates, scale, eps, exact, log_probs)
 
 
 def score_and_walk(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float, eps: float | None = None
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    candidates: Tensor,
+    scale: float | Tensor,
+    eps: float | None = None,
+    log_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.score_and_walk`: tokens and picks of the greedy walk, without writing any scores."""
-    return _path(out, inp, anchor_out, candidates, scale, eps, exact=False)
+    return _path(out, inp, anchor_out, candidates, scale, eps, False, log_probs)
 
 
 def score_and_decode_exact(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float, eps: float | None = None
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    candidates: Tensor,
+    scale: float | Tensor,
+    eps: float | None = None,
+    log_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.score_and_decode_exact`: tokens and picks of the best path."""
-    return _path(out, inp, anchor_out, candidates, scale, eps, exact=True)
+    return _path(out, inp, anchor_out, candidates, scale, eps, True, log_probs)
 
 
 def _path(
-    out: Tensor, inp: Tensor, anchor_out: Tensor, candidates: Tensor, scale: float, eps: float | None, exact: bool
+    out: Tensor,
+    inp: Tensor,
+    anchor_out: Tensor,
+    candidates: Tensor,
+    scale: float | Tensor,
+    eps: float | None,
+    exact: bool,
+    log_probs: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    check_lattice(out, inp, anchor_out, candidates)
-    if wants_triton((out, inp, anchor_out), _refusal(out)):
+    check_lattice(out, inp, anchor_out, candidates, scale, log_probs)
+    if wants_triton(_tensors(out, inp, anchor_out, scale, log_probs), _refusal(out)):
         from .walk_triton import walk as launch
 
-        return launch(out, inp, anchor_out, candidates, scale, eps, exact, with_scores=False)[:2]
-    walked = defined(out, inp, anchor_out, candidates, scale, eps, exact)
+        return launch(out, inp, anchor_out, candidates, scale, eps, exact, False, log_probs)[:2]
+    walked = defined(out, inp, anchor_out, candidates, scale, eps, exact, log_probs)
     return walked.tokens, walked.picks
+
+
+def _tensors(*arguments: float | Tensor | None) -> tuple[Tensor, ...]:
+    return tuple(argument for argument in arguments if isinstance(argument, Tensor))
 
 
 def _refusal(out: Tensor) -> str | None:

@@ -72,6 +72,7 @@ def score_and_walk_kernel(
     inp,
     anchor_out,
     candidates,
+    log_probs,
     scores_out,
     words,
     arrived,
@@ -87,6 +88,9 @@ def score_and_walk_kernel(
     stride_candidates_block,
     stride_candidates_slot,
     stride_candidates_rank,
+    stride_log_probs_block,
+    stride_log_probs_slot,
+    stride_log_probs_rank,
     scale,
     eps,
     SLOTS: tl.constexpr,
@@ -99,6 +103,8 @@ def score_and_walk_kernel(
     WIDEN: tl.constexpr,
     EXACT: tl.constexpr,
     WITH_SCORES: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SCALE_IN_MEMORY: tl.constexpr,
 ):
     """Slot 0 is scored from the anchor, whose vector stands for every predecessor: K equal rows of scores."""
     block = (tl.program_id(0) // SLOTS).to(tl.int64)
@@ -106,6 +112,11 @@ def score_and_walk_kernel(
     place = block * SLOTS + slot
     rank = tl.arange(0, K_PADDED)
     padding = -(1 << 31)
+    if SCALE_IN_MEMORY:
+        scale = tl.load(scale)
+    if RESIDUAL:
+        own = log_probs + block * stride_log_probs_block + slot.to(tl.int64) * stride_log_probs_slot
+        added = tl.load(own + rank.to(tl.int64) * stride_log_probs_rank, mask=rank < K, other=0.0)
 
     if slot == 0:
         source = anchor_out + block * stride_anchor_block
@@ -125,6 +136,8 @@ def score_and_walk_kernel(
         NORMALISE,
         WIDEN,
     )
+    if RESIDUAL:
+        scores += added[None, :]
     real = (rank < K)[:, None] & (rank < K)[None, :]
     cells = rank[:, None] * K + rank[None, :]
     if WITH_SCORES or EXACT:
@@ -177,7 +190,16 @@ def score_and_walk_kernel(
         tl.store(picks_out + block * SLOTS + steps, picks.to(tl.int64), mask=inside)
 
 
-def walk_settings(slots: int, count: int, dim: int, normalise: bool, exact: bool, with_scores: bool) -> dict[str, int]:
+def walk_settings(
+    slots: int,
+    count: int,
+    dim: int,
+    normalise: bool,
+    exact: bool,
+    with_scores: bool,
+    residual: bool = False,
+    scale_in_memory: bool = False,
+) -> dict[str, int]:
     """Constants of `score_and_walk_kernel`: fixed, since autotuning would measure anew in every process."""
     return {
         "SLOTS": slots,
@@ -190,6 +212,8 @@ def walk_settings(slots: int, count: int, dim: int, normalise: bool, exact: bool
         "WIDEN": interpreted(),  # the interpreter's product takes the bits of bf16 for integers
         "EXACT": exact,
         "WITH_SCORES": with_scores,
+        "RESIDUAL": residual,
+        "SCALE_IN_MEMORY": scale_in_memory,
         "num_warps": 4,
     }
 
@@ -209,10 +233,11 @@ def walk(
     inp: Tensor,
     anchor_out: Tensor,
     candidates: Tensor,
-    scale: float,
+    scale: float | Tensor,
     eps: float | None,
     exact: bool,
     with_scores: bool,
+    log_probs: Tensor | None = None,
     arrived: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`tokens [blocks, slots]`, `picks [blocks, slots]`, and on request scores `[blocks, slots, K, K]` (fp32).
@@ -223,6 +248,8 @@ def walk(
     blocks, slots, count, dim = out.shape
     device = out.device
     out, inp, anchor_out = (_rows(vectors.to(out.dtype)) for vectors in (out, inp, anchor_out))
+    scale = scale.float() if isinstance(scale, Tensor) else float(scale)  # the former is never read by the host
+    added = None if log_probs is None else log_probs.float()
     tokens = torch.empty(blocks, slots, dtype=candidates.dtype, device=device)
     picks = torch.empty(blocks, slots, dtype=torch.int64, device=device)
     wants_scores = with_scores or exact
@@ -238,6 +265,7 @@ def walk(
             inp,
             anchor_out,
             candidates,
+            words if added is None else added,
             words if scores is None else scores,
             words,
             arrived,
@@ -247,8 +275,11 @@ def walk(
             *inp.stride()[:3],
             anchor_out.stride(0),
             *candidates.stride(),
-            float(scale),
+            *((0, 0, 0) if added is None else added.stride()),
+            scale,
             float(eps or 0.0),
-            **walk_settings(slots, count, dim, eps is not None, exact, with_scores),
+            **walk_settings(
+                slots, count, dim, eps is not None, exact, with_scores, added is not None, isinstance(scale, Tensor)
+            ),
         )
     return tokens, picks, scores

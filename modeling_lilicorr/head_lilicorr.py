@@ -16,7 +16,6 @@ from ..kernels.score_and_walk import lattice_scores, score_and_walk, walk
 from ..kernels.topk_logsumexp import topk_features
 from .configuration_lilicorr import LiLiCorrConfig
 from .lattice import Block, Draft, Lattice
-from .lattice_drafts import walk_lattice
 
 
 class LatticeAttention(nn.Module):
@@ -185,39 +184,28 @@ class LiLiCorrHead(nn.Module):
 
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
         """Greedy walk over the scored lattice (Eq. 8); see `Draft` for the result."""
-        if self.gate is not None:
-            rest = (block.hidden, block.anchor_state, block.anchor_valid)
-            return walk_lattice(
-                block,
-                self.num_candidates,
-                lambda candidates, log_probs: self.scores(block.embed(candidates), log_probs, *rest),
-                return_lattice,
-            )
         blocks, slots, vocab = block.logits.shape
-        values, indices, normaliser, features = topk_features(block.logits.reshape(-1, vocab), self.num_candidates)
-        candidates = indices.view(blocks, slots, -1)
-        vectors = self._vectors(
-            block.embed(candidates),
-            features.view(blocks, slots, -1, 5),
-            block.hidden,
-            block.anchor_state,
-            block.anchor_valid,
-        )
+        _, indices, normaliser, features = topk_features(block.logits.reshape(-1, vocab), self.num_candidates)
+        candidates, features = indices.view(blocks, slots, -1), features.view(blocks, slots, -1, 5)
+        log_probs = features[..., 0]
+        vectors = self._vectors(block.embed(candidates), features, block.hidden, block.anchor_state, block.anchor_valid)
         finite = normaliser.isfinite().view(blocks, slots)
-
-        def log_probs() -> Tensor:
-            return (values - normaliser[:, None]).view(blocks, slots, -1)
+        scale: float | Tensor = self.logit_scale
+        if self.gate is not None:
+            scale = scale * self.gate.float()  # stays on its device
+        added = None if self.gate is None else log_probs
 
         def probabilities() -> Tensor:
-            return log_probs().gather(-1, picks[..., None]).squeeze(-1).exp()
+            return log_probs.gather(-1, picks[..., None]).squeeze(-1).exp()
 
         if not return_lattice:
-            tokens, picks = score_and_walk(*vectors, candidates, self.logit_scale, self.vector_eps)
+            tokens, picks = score_and_walk(*vectors, candidates, scale, self.vector_eps, added)
             return Draft(tokens, finite, probabilities)
-        walked = walk(*vectors, candidates, self.logit_scale, self.vector_eps)
+        walked = walk(*vectors, candidates, scale, self.vector_eps, log_probs=added)
         picks = walked.picks
-        lattice = Lattice(candidates, log_probs(), walked.first, walked.pair, picks)
-        return Draft(walked.tokens, finite, probabilities, lattice)
+        return Draft(
+            walked.tokens, finite, probabilities, Lattice(candidates, log_probs, walked.first, walked.pair, picks)
+        )
 
     def scores(self, embeds: Tensor, log_probs: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         """Scores of a lattice from the arguments of `factors`: `[N, K]` and `[N, S - 1, K, K]`, as `lattice_scores`.

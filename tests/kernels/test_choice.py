@@ -8,7 +8,7 @@ import torch
 from lilicorr.kernels import choice, reference, score_and_walk, topk_logsumexp
 
 from .conftest import DEVICE
-from .test_score_and_walk import SCALE, random_lattice
+from .test_score_and_walk import SCALE, random_lattice, random_log_probs
 from .test_topk_logsumexp import tied_logits
 
 LOGITS = tied_logits(2, 100, torch.float32, 3, seed=0).to(DEVICE)
@@ -169,3 +169,32 @@ def test_lattices_of_wrong_shapes_are_refused_with_the_seen_shapes() -> None:
     ):
         with pytest.raises(ValueError, match=r"out and inp \[blocks, slots, K, d_e\]"):
             score_and_walk.score_and_walk(*given, SCALE)
+    with pytest.raises(ValueError, match=r"A scale is a number or a tensor \[1\], got \[2\]"):
+        score_and_walk.walk(*lattice(), torch.ones(2, device=DEVICE))
+    with pytest.raises(ValueError, match=r"log_probs are \[blocks, slots, K\] .*, got \[2, 3\] and \[2, 3, 4\]"):
+        score_and_walk.score_and_decode_exact(*lattice(), SCALE, log_probs=torch.ones(2, 3, device=DEVICE))
+
+
+@pytest.mark.skipif(not choice.triton_installed(), reason="needs triton")
+def test_all_three_forms_of_the_door_take_log_probs_and_a_gate(calls, monkeypatch) -> None:
+    log_probs, gated = random_log_probs(2, 3, 4).to(DEVICE), torch.tensor([-2.5], device=DEVICE)
+    for kernels in ("reference", "triton"):
+        monkeypatch.setenv("LILICORR_KERNELS", kernels)
+        calls.clear()
+        greedy = reference.walk(*lattice(), gated, 1e-6, log_probs=log_probs)
+        exact = reference.walk(*lattice(), gated, 1e-6, exact=True, log_probs=log_probs)
+        walked = score_and_walk.walk(*lattice(), gated, 1e-6, log_probs=log_probs)
+        torch.testing.assert_close(walked.pair, greedy.pair, rtol=0, atol=1e-5)
+        for door, want in ((score_and_walk.score_and_walk, greedy), (score_and_walk.score_and_decode_exact, exact)):
+            assert torch.equal(door(*lattice(), gated, 1e-6, log_probs)[1], want.picks)
+        assert calls == [kernels] * 3
+
+
+def test_a_gate_that_learns_is_no_work_for_triton(monkeypatch) -> None:
+    gate = torch.tensor([0.5], device=DEVICE, requires_grad=True)
+    score_and_walk.walk(*lattice(), gate).pair.sum().backward()
+    assert gate.grad is not None
+    monkeypatch.setenv("LILICORR_KERNELS", "triton")
+    monkeypatch.setattr(choice, "triton_installed", lambda: True)
+    with pytest.raises(ValueError, match="have no gradient"):
+        score_and_walk.walk(*lattice(), gate)

@@ -24,6 +24,12 @@ def random_lattice(blocks: int, slots: int, count: int, seed: int = 0, quantise:
     return vectors(*shape), vectors(*shape), vectors(blocks, width), candidates
 
 
+def random_log_probs(blocks: int, slots: int, count: int, seed: int = 0) -> Tensor:
+    """Descending in the last dimension, as those of candidates are."""
+    drawn = torch.randn(blocks, slots, count, generator=torch.Generator().manual_seed(seed)) * 2 - 3
+    return drawn.sort(dim=-1, descending=True).values
+
+
 def loop_scores(out: Tensor, inp: Tensor, anchor_out: Tensor, block: int, slot: int, previous: int) -> list[float]:
     """Scores of every candidate of `slot`, given candidate `previous` of the slot before."""
     source = anchor_out[block] if slot == 0 else out[block, slot - 1, previous]
@@ -96,6 +102,25 @@ def test_greedy_takes_the_better_first_step_where_the_exact_path_sacrifices_it()
     pair = torch.tensor([[[[0.0, 0.5], [4.0, 0.0]]]])
     assert reference.greedy_walk(first, pair).tolist() == [[0, 1]]
     assert reference.exact_path(first, pair).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("blocks,slots,count", SIZES)
+def test_log_probs_join_every_score_of_the_later_candidate(blocks, slots, count) -> None:
+    lattice, gated = random_lattice(blocks, slots, count, seed=6), torch.tensor([-0.3 * SCALE])
+    log_probs = random_log_probs(blocks, slots, count)
+    walked = reference.walk(*lattice, gated, log_probs=log_probs)
+    assert walked.first.dtype == walked.pair.dtype == torch.float32
+    for block in range(blocks):
+        previous = 0
+        for slot in range(slots):
+            cosines = loop_scores(*lattice[:3], block, slot, previous)
+            want = [float(log_probs[block, slot, i]) - 0.3 * score for i, score in enumerate(cosines)]
+            got = walked.first[block] if slot == 0 else walked.pair[block, slot - 1, previous]
+            assert got.tolist() == pytest.approx(want, abs=1e-5)
+            previous = first_best(want)
+            assert walked.picks[block, slot] == previous
+    exact = reference.walk(*lattice, gated, exact=True, log_probs=log_probs)
+    assert torch.equal(exact.picks, reference.exact_path(walked.first, walked.pair))
 
 
 @pytest.mark.parametrize("decode", [reference.greedy_walk, reference.exact_path], ids=["greedy", "exact"])

@@ -6,7 +6,7 @@ from lilicorr.kernels import reference
 from torch import Tensor
 
 from .conftest import DEVICE
-from .test_score_and_walk import SCALE, random_lattice
+from .test_score_and_walk import SCALE, random_lattice, random_log_probs
 
 pytest.importorskip("triton")
 from lilicorr.kernels import topk_triton, walk_triton
@@ -16,8 +16,8 @@ MODES = pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
-def launch(vectors, exact: bool, eps: float | None = None, with_scores: bool = True):
-    return walk_triton.walk(*vectors, SCALE, eps, exact, with_scores)
+def launch(vectors, exact: bool, eps: float | None = None, with_scores: bool = True, scale=SCALE, log_probs=None):
+    return walk_triton.walk(*vectors, scale, eps, exact, with_scores, log_probs)
 
 
 def on_device(lattice, dtype: torch.dtype = torch.float32):
@@ -25,10 +25,12 @@ def on_device(lattice, dtype: torch.dtype = torch.float32):
     return [*(tensor.to(DEVICE, dtype) for tensor in vectors), candidates.to(DEVICE)]
 
 
-def assert_walks_its_scores(lattice, exact: bool, eps: float | None, tolerance: float) -> Tensor:
+def assert_walks_its_scores(
+    lattice, exact: bool, eps: float | None, tolerance: float, scale=SCALE, log_probs=None
+) -> Tensor:
     """Scores near the reference's, the path exactly the one that the reference takes on the kernel's own scores."""
-    tokens, picks, scores = launch(lattice, exact, eps)
-    want = reference.walk(*lattice, SCALE, eps, exact)
+    tokens, picks, scores = launch(lattice, exact, eps, scale=scale, log_probs=log_probs)
+    want = reference.walk(*lattice, scale, eps, exact, log_probs)
     first, pair = scores[:, 0, 0], scores[:, 1:]
     torch.testing.assert_close(first, want.first, rtol=0, atol=tolerance)
     torch.testing.assert_close(pair, want.pair, rtol=0, atol=tolerance)
@@ -123,10 +125,76 @@ def test_the_last_out_vectors_do_not_matter() -> None:
 def test_arrival_counters_are_zero_again_after_every_launch(exact: bool) -> None:
     lattice = on_device(random_lattice(3, 4, 4, seed=8, width=16))
     arrived = walk_triton.arrival_counters(3, lattice[0].device)
-    first = walk_triton.walk(*lattice, SCALE, None, exact, False, arrived)
+    first = walk_triton.walk(*lattice, SCALE, None, exact, False, arrived=arrived)
     assert not arrived.any()
-    again = walk_triton.walk(*lattice, SCALE, None, exact, False, arrived)
+    again = walk_triton.walk(*lattice, SCALE, None, exact, False, arrived=arrived)
     assert torch.equal(first[0], again[0]) and not arrived.any()
+
+
+GATED = torch.tensor([-2.5], device=DEVICE)
+
+
+@MODES
+@pytest.mark.parametrize("scale", [SCALE, GATED], ids=["number", "tensor"])
+@pytest.mark.parametrize("blocks,slots,count,width", SIZES)
+def test_log_probs_are_added_to_the_later_candidates(
+    blocks: int, slots: int, count: int, width: int, scale, exact: bool
+) -> None:
+    lattice = on_device(random_lattice(blocks, slots, count, seed=10, width=width))
+    log_probs = random_log_probs(blocks, slots, count).to(DEVICE)
+    assert_walks_its_scores(lattice, exact, 1e-6, 5e-6, scale, log_probs)
+
+
+@MODES
+def test_a_scale_in_memory_is_the_number(exact: bool) -> None:
+    lattice = on_device(random_lattice(2, 4, 4, seed=11, width=32))
+    number, tensor = (launch(lattice, exact, 1e-6, scale=scale) for scale in (-2.5, GATED))
+    assert all(torch.equal(a, b) for a, b in zip(number, tensor, strict=True))
+    assert_walks_its_scores(lattice, exact, None, 5e-6, GATED.bfloat16())
+
+
+@MODES
+def test_log_probs_of_any_stride_and_precision(exact: bool) -> None:
+    lattice = on_device(random_lattice(3, 4, 8, seed=12, width=16))
+    log_probs = random_log_probs(3, 4, 8).to(DEVICE)
+    want = launch(lattice, exact, 1e-6, log_probs=log_probs)
+    apart = torch.full((3, 4, 8, 5), torch.nan, device=DEVICE)
+    apart[..., 0] = log_probs
+    turned = log_probs.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    spread = log_probs[:1].expand(3, -1, -1)
+    for view in (apart[..., 0], turned):
+        got = launch(lattice, exact, 1e-6, log_probs=view)
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    assert_walks_its_scores(lattice, exact, 1e-6, 1e-5, log_probs=spread)
+    assert_walks_its_scores(lattice, exact, 1e-6, 1e-5, log_probs=log_probs.half())
+
+
+@MODES
+def test_log_probs_alone_decide_where_the_scale_is_zero_and_their_ties_go_to_the_lowest(exact: bool) -> None:
+    lattice = on_device(random_lattice(2, 5, 4, seed=13, width=16))
+    log_probs = torch.tensor([-3.0, -1.0, -1.0, -torch.inf], device=DEVICE).expand(2, 5, 4)
+    shut = torch.zeros(1, device=DEVICE)
+    picks = assert_walks_its_scores(lattice, exact, 1e-6, 0, shut, log_probs)
+    assert (picks == 1).all()
+    picks = assert_walks_its_scores(lattice, exact, 1e-6, 0, shut, torch.full_like(log_probs, -torch.inf))
+    assert not picks.any()
+
+
+@MODES
+def test_nan_log_probs_count_as_the_highest_as_in_torch(exact: bool) -> None:
+    lattice = on_device(random_lattice(3, 4, 4, seed=14, width=16))
+    log_probs = random_log_probs(3, 4, 4).to(DEVICE)
+    log_probs[0, 2, 1], log_probs[1, 0, 3], log_probs[2, 3] = torch.nan, -torch.nan, torch.nan
+    log_probs[1, 3, 2] = torch.inf
+    want = reference.walk(*lattice, SCALE, 1e-6, exact, log_probs)
+    tokens, picks, _ = launch(lattice, exact, 1e-6, log_probs=log_probs)
+    assert torch.equal(picks, want.picks) and torch.equal(tokens, want.tokens)
+
+
+@MODES
+def test_no_blocks_give_no_paths_with_log_probs(exact: bool) -> None:
+    tokens, picks, _ = launch(on_device(random_lattice(0, 5, 4)), exact, log_probs=torch.zeros(0, 5, 4, device=DEVICE))
+    assert tokens.shape == picks.shape == (0, 5)
 
 
 def test_row_79_blocks_beyond_two_to_the_31_elements() -> None:

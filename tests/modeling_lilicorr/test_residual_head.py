@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr.kernels.reference import greedy_walk
 from lilicorr.modeling_lilicorr.head_lilicorr import GATE
 from lilicorr.modeling_lilicorr.lattice import Block
 from torch import Tensor
@@ -83,6 +84,32 @@ def test_a_residual_head_with_its_gate_shut_is_the_drafter_and_opens_it_under_a_
     model.head.scores(*given.values())[1].square().sum().backward()
     assert model.head.gate.grad.abs() > 0
     assert not given["log_probs"].grad.any()  # with the gate shut nothing else could carry a gradient there
+
+
+@pytest.mark.parametrize("kernels", ["reference", "auto", "triton"])
+def test_a_draft_walks_the_scores_that_training_sees(kernels: str, monkeypatch) -> None:
+    if kernels == "triton":
+        pytest.importorskip("triton")
+    monkeypatch.setenv("LILICORR_KERNELS", kernels)
+    model, given, table = lively(tiny_config(residual=True)), inputs(), torch.randn(VOCAB, DIM)
+    logits = torch.randn(BLOCKS, SLOTS, VOCAB, generator=torch.Generator().manual_seed(2)) * 2
+    anchor_ids = torch.zeros(BLOCKS, dtype=torch.int64)
+    block = Block(given["hidden"], logits, anchor_ids, given["anchor_state"], None, lambda ids: table[ids])
+    with torch.no_grad():
+        model.head.gate.fill_(-0.3)
+        draft, short = model.head.draft(block, return_lattice=True), model.head.draft(block)
+        lattice = draft.lattice
+        first, pair = model.head.scores(
+            table[lattice.candidates], lattice.log_probs, given["hidden"], given["anchor_state"]
+        )
+    torch.testing.assert_close(lattice.log_probs, logits.log_softmax(-1).gather(-1, lattice.candidates))
+    torch.testing.assert_close(lattice.first_scores, first, rtol=0, atol=1e-5)
+    torch.testing.assert_close(lattice.pair_scores, pair, rtol=0, atol=1e-5)
+    assert torch.equal(lattice.picks, greedy_walk(first, pair)) and (lattice.picks > 0).any()
+    assert torch.equal(draft.tokens, short.tokens)
+    chances = logits.softmax(-1).gather(-1, draft.tokens[..., None]).squeeze(-1)
+    for made in (draft, short):
+        torch.testing.assert_close(made.probabilities(), chances)
 
 
 def test_a_residual_head_comes_back_and_is_fresh_at_its_gate(tmp_path) -> None:

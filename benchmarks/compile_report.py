@@ -104,21 +104,23 @@ def cases() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         results = dict.fromkeys(("values_out", "normalisers_out", "features_out"), torch.float32)
         arguments = shape | sums | results | {"indices_out": torch.int64} | settings
         yield f"merge_tiles {name} K={k}", topk_triton.merge_tiles, arguments, warps
-    for dtype, slots, count, dim, exact, residual in (
-        (torch.bfloat16, 15, 8, 1024, False, False),
-        (torch.bfloat16, 15, 8, 1024, True, False),
-        (torch.float32, 15, 8, 1024, False, False),
-        (torch.float32, 7, 8, 256, True, False),
-        (torch.float16, 15, 4, 64, False, False),
-        (torch.bfloat16, 15, 16, 1024, True, False),
-        (torch.bfloat16, 15, 8, 1024, False, True),
-        (torch.bfloat16, 15, 8, 1024, True, True),
-        (torch.float32, 7, 8, 256, False, True),
+    for dtype, slots, count, dim, rule, residual in (
+        (torch.bfloat16, 15, 8, 1024, "greedy", False),
+        (torch.bfloat16, 15, 8, 1024, "exact", False),
+        (torch.float32, 15, 8, 1024, "greedy", False),
+        (torch.float32, 7, 8, 256, "exact", False),
+        (torch.float16, 15, 4, 64, "greedy", False),
+        (torch.bfloat16, 15, 16, 1024, "exact", False),
+        (torch.bfloat16, 15, 8, 1024, "greedy", True),
+        (torch.bfloat16, 15, 8, 1024, "exact", True),
+        (torch.float32, 7, 8, 256, "greedy", True),
+        (torch.bfloat16, 15, 16, 1024, "longest", True),
+        (torch.bfloat16, 15, 8, 1024, "longest", False),
     ):
-        name = f"{str(dtype).removeprefix('torch.')} S={slots} K={count} d_e={dim} {'exact' if exact else 'greedy'}"
+        name = f"{str(dtype).removeprefix('torch.')} S={slots} K={count} d_e={dim} {rule}"
         name += " residual" if residual else ""
         kernel = walk_triton.score_and_walk_kernel
-        settings = walk_triton.walk_settings(slots, count, dim, True, exact, False, residual, residual)
+        settings = walk_triton.walk_settings(slots, count, dim, True, rule, False, residual, residual)
         warps = settings.pop("num_warps")
         arguments = {name: "i32:16" for name in kernel.arg_names if name.startswith("stride_")}
         arguments |= {"stride_candidates_slot": "i32", "stride_candidates_rank": 1, "stride_candidates_block": "i32"}

@@ -23,7 +23,7 @@ import typer
 from lilicorr.evaluation.files import write_json
 from lilicorr.kernels import reference
 from lilicorr.kernels.choice import interpreted, triton_installed
-from lilicorr.kernels.score_and_walk import score_and_decode_exact, score_and_walk
+from lilicorr.kernels.score_and_walk import RULES, score_and_walk
 from lilicorr.kernels.topk_logsumexp import topk_features, topk_logsumexp
 from lilicorr.modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from lilicorr.modeling_lilicorr.head_lilicorr import LiLiCorrHead
@@ -118,7 +118,7 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
     def residual(seed: int) -> tuple[Any, ...]:
         gated = torch.full((1,), SCALE / 2, device=device)
         log_probs = random(seed + 3, (blocks, slots, k), torch.float32, device)
-        return *lattice(seed)[:4], gated, EPS, log_probs
+        return *lattice(seed)[:4], gated, EPS, "greedy", log_probs
 
     def features(logits: Tensor, k: int) -> tuple[Tensor, ...]:
         values, indices, normaliser = reference.topk_logsumexp(logits, k)
@@ -128,9 +128,17 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
     kernels: list[tuple[str, int, Callable[[int], Any], Callable[..., Any], Callable[..., Any]]] = [
         ("topk_logsumexp", logit_bytes, logits, reference.topk_logsumexp, topk_logsumexp),
         ("topk_features", logit_bytes, logits, features, topk_features),
-        ("score_and_walk", lattice_bytes, lattice, reference.score_and_walk, score_and_walk),
-        ("score_and_decode_exact", lattice_bytes, lattice, reference.score_and_decode_exact, score_and_decode_exact),
-        ("residual score_and_walk", residual_bytes, residual, reference.score_and_walk, score_and_walk),
+        *(
+            (
+                RULES[rule].__name__,
+                lattice_bytes,
+                lattice,
+                partial(reference.score_and_walk, rule=rule),
+                partial(score_and_walk, rule=rule),
+            )
+            for rule in RULES
+        ),
+        ("residual greedy_walk", residual_bytes, residual, reference.score_and_walk, score_and_walk),
     ]
     for name, floor_bytes, make, defined, door in kernels:
         arms: dict[str, Callable[..., Any]] = {"reference": defined}

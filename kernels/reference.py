@@ -140,6 +140,9 @@ def longest_path(first: Tensor, pair: Tensor) -> Tensor:
     return torch.cat(picks, dim=1)
 
 
+RULES = {"greedy": greedy_walk, "exact": exact_path, "longest": longest_path}
+
+
 @dataclass
 class Walked:
     """A committed path through a lattice.
@@ -163,8 +166,9 @@ def check_lattice(
     candidates: Tensor,
     scale: float | Tensor = 1.0,
     log_probs: Tensor | None = None,
+    rule: str = "greedy",
 ) -> None:
-    """Raise a `ValueError` unless the shapes are those of one lattice with at least one slot and one candidate."""
+    """Raise a `ValueError` unless the shapes are those of one lattice that is not empty, and `rule` is known."""
     shape = out.shape
     fits = out.dim() == 4 and inp.shape == shape and anchor_out.shape == (shape[0], shape[-1])
     if not fits or candidates.shape != shape[:3] or 0 in shape[1:]:
@@ -180,6 +184,8 @@ def check_lattice(
             f"A lattice's log_probs are [blocks, slots, K] as its candidates, got {list(log_probs.shape)} and "
             f"{list(candidates.shape)}; bring them to one shape."
         )
+    if rule not in RULES:
+        raise ValueError(f"A lattice is walked by one of {', '.join(RULES)}, got {rule!r}.")
 
 
 def walk(
@@ -189,7 +195,7 @@ def walk(
     candidates: Tensor,
     scale: float | Tensor,
     eps: float | None = None,
-    exact: bool = False,
+    rule: str = "greedy",
     log_probs: Tensor | None = None,
 ) -> Walked:
     """Score the lattice and commit one path (paper Eq. 1, 2).
@@ -197,14 +203,14 @@ def walk(
     Args:
         out, inp, anchor_out, scale, eps, log_probs: as in `lattice_scores`.
         candidates: token ids `[blocks, slots, K]` (int64).
-        exact: the globally best path (Eq. 12) instead of the greedy walk (Eq. 8).
+        rule: of `RULES`: the `greedy` walk (Eq. 8), the `exact` path (Eq. 12) or the `longest`.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes do not fit, or there is no such rule.
     """
-    check_lattice(out, inp, anchor_out, candidates, scale, log_probs)
+    check_lattice(out, inp, anchor_out, candidates, scale, log_probs, rule)
     first, pair = lattice_scores(out, inp, anchor_out, scale, eps, log_probs)
-    picks = exact_path(first, pair) if exact else greedy_walk(first, pair)
+    picks = RULES[rule](first, pair)
     return Walked(candidates.gather(-1, picks[..., None]).squeeze(-1), picks, first, pair)
 
 
@@ -215,22 +221,9 @@ def score_and_walk(
     candidates: Tensor,
     scale: float | Tensor,
     eps: float | None = None,
+    rule: str = "greedy",
     log_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and picks of `walk`, greedy."""
-    walked = walk(out, inp, anchor_out, candidates, scale, eps, log_probs=log_probs)
-    return walked.tokens, walked.picks
-
-
-def score_and_decode_exact(
-    out: Tensor,
-    inp: Tensor,
-    anchor_out: Tensor,
-    candidates: Tensor,
-    scale: float | Tensor,
-    eps: float | None = None,
-    log_probs: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `score_and_walk`, with the globally best path (paper Eq. 12) instead of the greedy one."""
-    walked = walk(out, inp, anchor_out, candidates, scale, eps, exact=True, log_probs=log_probs)
+    """Tokens and picks of `walk`."""
+    walked = walk(out, inp, anchor_out, candidates, scale, eps, rule, log_probs)
     return walked.tokens, walked.picks

@@ -1,13 +1,15 @@
 """One door to scoring and walking lattices: callers import from here and get the fastest kernel for their tensors."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .choice import wants_triton
-from .reference import Walked, check_lattice, greedy_walk, lattice_scores
+from .reference import RULES, Walked, check_lattice, greedy_walk, lattice_scores
 from .reference import walk as defined
 
-__all__ = ["Walked", "greedy_walk", "lattice_scores", "score_and_decode_exact", "score_and_walk", "walk"]
+__all__ = ["RULES", "Walked", "greedy_walk", "lattice_scores", "score_and_walk", "walk"]
 
 MAX_K = 16  # of the Triton kernel: the choices of 16 candidates, 4 bits each, fill one word of 64
 
@@ -19,18 +21,16 @@ def walk(
     candidates: Tensor,
     scale: float | Tensor,
     eps: float | None = None,
-    exact: bool = False,
+    rule: str = "greedy",
     log_probs: Tensor | None = None,
 ) -> Walked:
     """As `reference.walk`: path and scores, on the kernel that `choice` describes."""
-    check_lattice(out, inp, anchor_out, candidates, scale, log_probs)
-    if wants_triton(_tensors(out, inp, anchor_out, scale, log_probs), _refusal(out)):
-        from .walk_triton import walk as launch
-
-        tokens, picks, scores = launch(out, inp, anchor_out, candidates, scale, eps, exact, True, log_probs)
-        assert scores is not None
-        return Walked(tokens, picks, scores[:, 0, 0], scores[:, 1:])
-    return defined(out, inp, anchor_out, candidates, scale, eps, exact, log_probs)
+    given = (out, inp, anchor_out, candidates, scale, eps, rule, log_probs)
+    launched = _launched(given, with_scores=True)
+    if launched is None:
+        return defined(*given)
+    tokens, picks, scores = launched
+    return Walked(tokens, picks, scores[:, 0, 0], scores[:, 1:])
 
 
 def score_and_walk(
@@ -40,46 +40,28 @@ def score_and_walk(
     candidates: Tensor,
     scale: float | Tensor,
     eps: float | None = None,
+    rule: str = "greedy",
     log_probs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.score_and_walk`: tokens and picks of the greedy walk, without writing any scores."""
-    return _path(out, inp, anchor_out, candidates, scale, eps, False, log_probs)
+    """As `reference.score_and_walk`: tokens and picks, without giving any scores."""
+    given = (out, inp, anchor_out, candidates, scale, eps, rule, log_probs)
+    launched = _launched(given, with_scores=False)
+    if launched is None:
+        walked = defined(*given)
+        return walked.tokens, walked.picks
+    return launched[:2]
 
 
-def score_and_decode_exact(
-    out: Tensor,
-    inp: Tensor,
-    anchor_out: Tensor,
-    candidates: Tensor,
-    scale: float | Tensor,
-    eps: float | None = None,
-    log_probs: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `reference.score_and_decode_exact`: tokens and picks of the best path."""
-    return _path(out, inp, anchor_out, candidates, scale, eps, True, log_probs)
+def _launched(given: tuple[Any, ...], with_scores: bool) -> Any:
+    """What Triton's kernel makes of the arguments of `walk`, or `None` where it is not to run."""
+    out, inp, anchor_out, candidates, scale, eps, rule, log_probs = given
+    check_lattice(out, inp, anchor_out, candidates, scale, log_probs, rule)
+    vectors = [tensor for tensor in (out, inp, anchor_out, scale, log_probs) if isinstance(tensor, Tensor)]
+    if not wants_triton(tuple(vectors), _refusal(out)):
+        return None
+    from .walk_triton import walk as launch
 
-
-def _path(
-    out: Tensor,
-    inp: Tensor,
-    anchor_out: Tensor,
-    candidates: Tensor,
-    scale: float | Tensor,
-    eps: float | None,
-    exact: bool,
-    log_probs: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    check_lattice(out, inp, anchor_out, candidates, scale, log_probs)
-    if wants_triton(_tensors(out, inp, anchor_out, scale, log_probs), _refusal(out)):
-        from .walk_triton import walk as launch
-
-        return launch(out, inp, anchor_out, candidates, scale, eps, exact, False, log_probs)[:2]
-    walked = defined(out, inp, anchor_out, candidates, scale, eps, exact, log_probs)
-    return walked.tokens, walked.picks
-
-
-def _tensors(*arguments: float | Tensor | None) -> tuple[Tensor, ...]:
-    return tuple(argument for argument in arguments if isinstance(argument, Tensor))
+    return launch(out, inp, anchor_out, candidates, scale, eps, rule, log_probs, with_scores)
 
 
 def _refusal(out: Tensor) -> str | None:

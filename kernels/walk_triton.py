@@ -2,11 +2,13 @@
 
 A program works out the K x K scores between its slot and the one before, on the tensor cores where the vectors are in
 half precision. For the greedy walk that already settles what every possible predecessor would choose, and K choices of
-4 bits are one 64-bit word. The block's last program to finish follows these words from the anchor, or runs Viterbi over
-the scores.
+4 bits are one 64-bit word. The block's last program to finish follows these words from the anchor. For the other rules
+it first works them out from the scores, forwards (Viterbi) or backwards (the longest path).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +104,7 @@ def score_and_walk_kernel(
     NORMALISE: tl.constexpr,
     WIDEN: tl.constexpr,
     EXACT: tl.constexpr,
+    LONGEST: tl.constexpr,
     WITH_SCORES: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SCALE_IN_MEMORY: tl.constexpr,
@@ -140,9 +143,9 @@ def score_and_walk_kernel(
         scores += added[None, :]
     real = (rank < K)[:, None] & (rank < K)[None, :]
     cells = rank[:, None] * K + rank[None, :]
-    if WITH_SCORES or EXACT:
+    if WITH_SCORES or EXACT or LONGEST:
         tl.store(scores_out + place * K * K + cells, scores, mask=real)
-    if not EXACT:
+    if not (EXACT or LONGEST):
         keys = tl.where(real, ordered_key(scores), padding)
         best = tl.max(keys, axis=1)
         choices = tl.min(tl.where(keys == best[:, None], rank[None, :], K_PADDED), axis=1)
@@ -177,6 +180,28 @@ def score_and_walk_kernel(
                 word = tl.sum(tl.where(steps == SLOTS - back, came_from, 0), axis=0)
                 pick = ((word >> (4 * pick).to(tl.int64)) & 15).to(tl.int32)
                 picks = tl.where(steps == SLOTS - 1 - back, pick, picks)
+        elif LONGEST:
+            # From the back: how many slots are expected to be right behind each candidate. Slot 0's rows are all alike.
+            best_followers = tl.zeros([SLOTS_PADDED], dtype=tl.int64)
+            follows = tl.zeros([K_PADDED], dtype=tl.float32)
+            for back in range(1, SLOTS + 1):
+                step = SLOTS - back
+                spot = (block * SLOTS + step) * K * K + cells
+                pair = tl.load(scores_out + spot, mask=real, other=float("-inf"), cache_modifier=".cg")
+                highest = tl.where(rank < K, tl.max(pair, axis=1), 0.0)
+                odds = tl.exp(pair - highest[:, None])
+                odds = odds / tl.where(rank < K, tl.sum(odds, axis=1), 1.0)[:, None]
+                worth = tl.where(real, ordered_key(odds * (1.0 + follows[None, :])), padding)
+                best = tl.max(worth, axis=1)
+                choices = tl.min(tl.where(worth == best[:, None], rank[None, :], K_PADDED), axis=1)
+                best_followers = tl.where(steps == step, pack_choices(choices, K, K_PADDED), best_followers)
+                found = tl.where(rank < K, value_of_key(best), 0.0)
+                follows = tl.sum(tl.where(rank[:, None] == rank[None, :], found[:, None], 0.0), axis=0)
+            pick = 0
+            for step in tl.static_range(SLOTS):
+                word = tl.sum(tl.where(steps == step, best_followers, 0), axis=0)
+                pick = ((word >> (4 * pick)) & 15).to(tl.int32)
+                picks = tl.where(steps == step, pick, picks)
         else:
             pick = 0
             for step in tl.static_range(SLOTS):
@@ -195,11 +220,11 @@ def walk_settings(
     count: int,
     dim: int,
     normalise: bool,
-    exact: bool,
+    rule: str,
     with_scores: bool,
     residual: bool = False,
     scale_in_memory: bool = False,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Constants of `score_and_walk_kernel`: fixed, since autotuning would measure anew in every process."""
     return {
         "SLOTS": slots,
@@ -210,7 +235,8 @@ def walk_settings(
         "CHUNK": min(CHUNK, max(16, next_power_of_2(dim))),
         "NORMALISE": normalise,
         "WIDEN": interpreted(),  # the interpreter's product takes the bits of bf16 for integers
-        "EXACT": exact,
+        "EXACT": rule == "exact",
+        "LONGEST": rule == "longest",
         "WITH_SCORES": with_scores,
         "RESIDUAL": residual,
         "SCALE_IN_MEMORY": scale_in_memory,
@@ -235,9 +261,9 @@ def walk(
     candidates: Tensor,
     scale: float | Tensor,
     eps: float | None,
-    exact: bool,
+    rule: str,
+    log_probs: Tensor | None,
     with_scores: bool,
-    log_probs: Tensor | None = None,
     arrived: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`tokens [blocks, slots]`, `picks [blocks, slots]`, and on request scores `[blocks, slots, K, K]` (fp32).
@@ -252,7 +278,7 @@ def walk(
     added = None if log_probs is None else log_probs.float()
     tokens = torch.empty(blocks, slots, dtype=candidates.dtype, device=device)
     picks = torch.empty(blocks, slots, dtype=torch.int64, device=device)
-    wants_scores = with_scores or exact
+    wants_scores = with_scores or rule != "greedy"
     scores = torch.empty(blocks, slots, count, count, dtype=torch.float32, device=device) if wants_scores else None
     if not blocks:
         return tokens, picks, scores
@@ -279,7 +305,7 @@ def walk(
             scale,
             float(eps or 0.0),
             **walk_settings(
-                slots, count, dim, eps is not None, exact, with_scores, added is not None, isinstance(scale, Tensor)
+                slots, count, dim, eps is not None, rule, with_scores, added is not None, isinstance(scale, Tensor)
             ),
         )
     return tokens, picks, scores

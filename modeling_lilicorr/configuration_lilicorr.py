@@ -39,7 +39,7 @@ class LiLiCorrConfig(PreTrainedConfig):
             slot's most likely token: vanilla DFlash).
         head_config: the head's own settings, all required: for `lilicorr` `num_candidates` (K), `hidden_size`,
             `num_layers`, `num_heads`, `intermediate_size`, `factor_dim` (d_e), `logit_scale` (sigma), `vector_eps`,
-            and optionally `residual`;
+            and optionally `residual` and `walk` (`greedy` or `longest`);
             for the others the keys of `default_head_config`, which the head's class explains.
         draft_lengths: `"whole"` drafts whole blocks; `"adaptive"` lets greedy decoding on a CPU draft fewer tokens
             where that is faster. `num_assistant_tokens` and its schedule, given to `generate`, win over it.

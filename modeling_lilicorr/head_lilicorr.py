@@ -64,6 +64,8 @@ GATE = 0.5  # at first, of a residual head: from 0 it never opened (evaluation/R
 class LiLiCorrHead(nn.Module):
     """Gives every candidate a unit out and in vector; adjacent candidates match by their scaled cosine (Eq. 1).
 
+    The setting `walk` chooses how a path is committed: `greedy` (Eq. 8) or `longest`, see `reference.longest_path`.
+
     With the setting `residual`, which is not the paper's, a score is the candidate's log-probability plus the scaled
     cosine times one learnt `gate`: the head corrects the drafter instead of replacing it.
     """
@@ -76,6 +78,7 @@ class LiLiCorrHead(nn.Module):
         self.num_candidates: int = settings["num_candidates"]
         self.logit_scale: float = settings["logit_scale"]
         self.vector_eps: float = settings["vector_eps"]
+        self.rule: str = settings.get("walk", "greedy")
         self.block_size = config.block_size
         self.token_proj = nn.Identity() if dim == width else nn.Linear(dim, width)
         self.pass_hidden_proj = nn.Linear(dim, width)
@@ -183,7 +186,7 @@ class LiLiCorrHead(nn.Module):
         return bias + (distance == 0).to(bias.dtype) * self.same_slot_bias[:, None, None]
 
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
-        """Greedy walk over the scored lattice (Eq. 8); see `Draft` for the result."""
+        """A path through the scored lattice; see `Draft` for the result."""
         blocks, slots, vocab = block.logits.shape
         _, indices, normaliser, features = topk_features(block.logits.reshape(-1, vocab), self.num_candidates)
         candidates, features = indices.view(blocks, slots, -1), features.view(blocks, slots, -1, 5)
@@ -199,9 +202,9 @@ class LiLiCorrHead(nn.Module):
             return log_probs.gather(-1, picks[..., None]).squeeze(-1).exp()
 
         if not return_lattice:
-            tokens, picks = score_and_walk(*vectors, candidates, scale, self.vector_eps, added)
+            tokens, picks = score_and_walk(*vectors, candidates, scale, self.vector_eps, self.rule, added)
             return Draft(tokens, finite, probabilities)
-        walked = walk(*vectors, candidates, scale, self.vector_eps, log_probs=added)
+        walked = walk(*vectors, candidates, scale, self.vector_eps, self.rule, added)
         picks = walked.picks
         return Draft(
             walked.tokens, finite, probabilities, Lattice(candidates, log_probs, walked.first, walked.pair, picks)

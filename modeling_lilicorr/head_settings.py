@@ -5,8 +5,9 @@ from typing import Any
 
 HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
+WALKS = ("greedy", "longest")
 
-OPTIONAL = {"lilicorr": ("residual",)}  # settings that a configuration may lack
+OPTIONAL = {"lilicorr": ("residual", "walk")}  # settings that a configuration may lack
 POSITIVE = {
     "lilicorr": (
         "num_layers",
@@ -77,6 +78,8 @@ def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iter
         yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {vocab_size}."
     if not isinstance(head.get("residual", False), bool):
         yield f"The head's residual is {head['residual']!r}, expected true or false."
+    if head.get("walk", "greedy") not in WALKS:
+        yield f"The head's walk is {head['walk']!r}, expected one of {', '.join(WALKS)}."
     for key in POSITIVE.get(head_type, ()):
         if not head[key] > 0:
             yield f"The head's {key} must be positive, got {head[key]}."

@@ -17,22 +17,20 @@ def walk_lattice(
     count: int,
     scores: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     return_lattice: bool,
-    path: Callable[[Tensor, Tensor], Tensor] = greedy_walk,
 ) -> Draft:
-    """Commit a path through the lattice of each slot's `count` best candidates.
+    """Commit the greedy walk over the lattice of each slot's `count` best candidates.
 
     Args:
         block: the block; return_lattice: fill the draft's lattice.
         scores: from candidates `[N, S, K]` (int64) and their log-probabilities `[N, S, K]` (fp32) to the scores of
             `Lattice`, `first [N, K]` and `pair [N, S - 1, K, K]`.
-        path: from these scores to the committed candidates, `picks [N, S]`.
     """
     blocks, slots, vocab = block.logits.shape
     values, indices, normaliser = topk_logsumexp(block.logits.reshape(-1, vocab), count)
     candidates = indices.view(blocks, slots, count)
     log_probs = (values - normaliser[:, None]).view(blocks, slots, count)
     first, pair = scores(candidates, log_probs)
-    picks = path(first, pair)
+    picks = greedy_walk(first, pair)
     draft = Draft(
         tokens=candidates.gather(-1, picks[..., None]).squeeze(-1),
         finite=normaliser.isfinite().view(blocks, slots),

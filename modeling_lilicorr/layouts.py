@@ -290,6 +290,8 @@ def serving_settings(config: LiLiCorrConfig, dtype: torch.dtype) -> dict[str, An
     count, width, inner = head["num_candidates"], head["hidden_size"], head["intermediate_size"]
     if head.get("residual"):
         raise ValueError("SGLang and vLLM serve the paper's head, this one is residual; retrain it without.")
+    if head.get("walk", "greedy") != "greedy":
+        raise ValueError(f"SGLang and vLLM walk greedily, this head's walk is {head['walk']!r}; set it to 'greedy'.")
     if count > 16 or count & (count - 1):
         raise ValueError(f"SGLang and vLLM serve K = 1, 2, 4, 8 or 16 candidates, this head has {count}; retrain it.")
     if int(width * (inner / width)) != inner:

@@ -22,7 +22,7 @@ def test_dry_run_measures_every_arm_of_every_case(script, tmp_path, monkeypatch)
     report = json.loads(file.read_text())
     assert report["dry_run"] and report["machine"]["torch"] == torch.__version__
     names = [row["case"].split()[0] for row in report["rows"]]
-    walks = ["score_and_walk", "score_and_decode_exact", "residual"]
+    walks = ["greedy_walk", "exact_path", "longest_path", "residual"]
     assert names == ["topk_logsumexp", "topk_features", *walks, "head"]
     for row in report["rows"]:
         assert row["inputs"] >= 8 and row["inputs"] * row["floor_bytes"] >= 2 * script.DRY_RUN_CACHE
@@ -38,8 +38,8 @@ def test_floor_counts_what_a_call_must_read(script):
     found = {case.name.split()[0]: case for case in script.cases(sizes, 2, torch.device("cpu"), compiled=False)}
     assert found["topk_logsumexp"].floor_bytes == 2 * 3 * 700 * 2
     # Per block: in vectors of 3 slots, out vectors of the first 2, one of the anchor.
-    assert found["score_and_walk"].floor_bytes == 2 * 64 * 2 * (3 * 4 + 2 * 4 + 1)
-    assert found["residual"].floor_bytes == found["score_and_walk"].floor_bytes + 2 * 3 * 4 * 4
+    assert found["greedy_walk"].floor_bytes == 2 * 64 * 2 * (3 * 4 + 2 * 4 + 1)
+    assert found["residual"].floor_bytes == found["greedy_walk"].floor_bytes + 2 * 3 * 4 * 4
 
 
 def test_inputs_differ_from_copy_to_copy(script):

@@ -42,9 +42,9 @@ def lattice():
 
 def all_doors():
     topk = [topk_logsumexp.topk_logsumexp(LOGITS, 4), topk_logsumexp.topk_features(LOGITS, 4)]
-    path = [score_and_walk.score_and_walk, score_and_walk.score_and_decode_exact]
+    paths = [score_and_walk.score_and_walk(*lattice(), SCALE, 1e-6, rule) for rule in score_and_walk.RULES]
     walked = score_and_walk.walk(*lattice(), SCALE, 1e-6)
-    return topk, [door(*lattice(), SCALE, 1e-6) for door in path], walked
+    return topk, paths, walked
 
 
 def assert_right(results) -> None:
@@ -54,8 +54,8 @@ def assert_right(results) -> None:
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
         torch.testing.assert_close(got[2], want[2])
     torch.testing.assert_close(topk[1][3], reference.confidence_features(want[0] - want[2][:, None]))
-    for got, exact in zip(paths, (False, True), strict=True):
-        wanted = reference.walk(*lattice(), SCALE, 1e-6, exact)
+    for got, rule in zip(paths, score_and_walk.RULES, strict=True):
+        wanted = reference.walk(*lattice(), SCALE, 1e-6, rule)
         assert torch.equal(got[0], wanted.tokens) and torch.equal(got[1], wanted.picks)
     wanted = reference.walk(*lattice(), SCALE, 1e-6)
     assert torch.equal(walked.tokens, wanted.tokens)
@@ -70,7 +70,7 @@ def test_auto_on_the_cpu_is_the_tiled_twin_and_the_reference(value, calls, monke
     if value is not None:
         monkeypatch.setenv("LILICORR_KERNELS", value)
     assert_right(all_doors())
-    assert calls == ["tiled", "tiled", "reference", "reference", "reference"]
+    assert calls == ["tiled"] * 2 + ["reference"] * 4
 
 
 @pytest.mark.skipif(DEVICE == "cpu" or not choice.triton_installed(), reason="needs a GPU")
@@ -172,22 +172,24 @@ def test_lattices_of_wrong_shapes_are_refused_with_the_seen_shapes() -> None:
     with pytest.raises(ValueError, match=r"A scale is a number or a tensor \[1\], got \[2\]"):
         score_and_walk.walk(*lattice(), torch.ones(2, device=DEVICE))
     with pytest.raises(ValueError, match=r"log_probs are \[blocks, slots, K\] .*, got \[2, 3\] and \[2, 3, 4\]"):
-        score_and_walk.score_and_decode_exact(*lattice(), SCALE, log_probs=torch.ones(2, 3, device=DEVICE))
+        score_and_walk.score_and_walk(*lattice(), SCALE, log_probs=torch.ones(2, 3, device=DEVICE))
+    with pytest.raises(ValueError, match="walked by one of greedy, exact, longest, got 'best'"):
+        score_and_walk.score_and_walk(*lattice(), SCALE, rule="best")
 
 
 @pytest.mark.skipif(not choice.triton_installed(), reason="needs triton")
-def test_all_three_forms_of_the_door_take_log_probs_and_a_gate(calls, monkeypatch) -> None:
+def test_every_form_of_the_door_takes_log_probs_and_a_gate(calls, monkeypatch) -> None:
     log_probs, gated = random_log_probs(2, 3, 4).to(DEVICE), torch.tensor([-2.5], device=DEVICE)
     for kernels in ("reference", "triton"):
         monkeypatch.setenv("LILICORR_KERNELS", kernels)
         calls.clear()
-        greedy = reference.walk(*lattice(), gated, 1e-6, log_probs=log_probs)
-        exact = reference.walk(*lattice(), gated, 1e-6, exact=True, log_probs=log_probs)
         walked = score_and_walk.walk(*lattice(), gated, 1e-6, log_probs=log_probs)
-        torch.testing.assert_close(walked.pair, greedy.pair, rtol=0, atol=1e-5)
-        for door, want in ((score_and_walk.score_and_walk, greedy), (score_and_walk.score_and_decode_exact, exact)):
-            assert torch.equal(door(*lattice(), gated, 1e-6, log_probs)[1], want.picks)
-        assert calls == [kernels] * 3
+        for rule in score_and_walk.RULES:
+            want = reference.walk(*lattice(), gated, 1e-6, rule, log_probs)
+            torch.testing.assert_close(walked.pair, want.pair, rtol=0, atol=1e-5)
+            got = score_and_walk.score_and_walk(*lattice(), gated, 1e-6, rule, log_probs)
+            assert torch.equal(got[1], want.picks)
+        assert calls == [kernels] * 4
 
 
 def test_a_gate_that_learns_is_no_work_for_triton(monkeypatch) -> None:

@@ -89,7 +89,7 @@ def test_exact_path_is_the_best_of_all_paths(blocks, slots, count) -> None:
     for seed in range(4):
         out, inp, anchor_out, candidates = random_lattice(blocks, slots, count, seed)
         first, pair = (t.double() for t in reference.lattice_scores(out, inp, anchor_out, SCALE))
-        tokens, picks = reference.score_and_decode_exact(out, inp, anchor_out, candidates, SCALE)
+        tokens, picks = reference.score_and_walk(out, inp, anchor_out, candidates, SCALE, rule="exact")
         for block in range(blocks):
             paths = itertools.product(range(count), repeat=slots)
             best = max(path_score(first[block], pair[block], path) for path in paths)
@@ -119,28 +119,30 @@ def test_log_probs_join_every_score_of_the_later_candidate(blocks, slots, count)
             assert got.tolist() == pytest.approx(want, abs=1e-5)
             previous = first_best(want)
             assert walked.picks[block, slot] == previous
-    exact = reference.walk(*lattice, gated, exact=True, log_probs=log_probs)
+    exact = reference.walk(*lattice, gated, rule="exact", log_probs=log_probs)
     assert torch.equal(exact.picks, reference.exact_path(walked.first, walked.pair))
 
 
-@pytest.mark.parametrize("decode", [reference.greedy_walk, reference.exact_path], ids=["greedy", "exact"])
-def test_an_all_tied_lattice_commits_the_top_candidates(decode) -> None:
-    assert decode(torch.zeros(2, 4), torch.zeros(2, 5, 4, 4)).tolist() == [[0] * 6] * 2
+@pytest.mark.parametrize("rule", reference.RULES)
+def test_an_all_tied_lattice_commits_the_top_candidates(rule) -> None:
+    assert reference.RULES[rule](torch.zeros(2, 4), torch.zeros(2, 5, 4, 4)).tolist() == [[0] * 6] * 2
 
 
-@pytest.mark.parametrize("decode", [reference.score_and_walk, reference.score_and_decode_exact])
-def test_one_candidate_leaves_no_choice(decode) -> None:
+@pytest.mark.parametrize("rule", reference.RULES)
+def test_one_candidate_leaves_no_choice(rule) -> None:
     out, inp, anchor_out, candidates = random_lattice(3, 5, 1, seed=2)
-    tokens, picks = decode(out, inp, anchor_out, candidates, SCALE)
+    tokens, picks = reference.score_and_walk(out, inp, anchor_out, candidates, SCALE, rule=rule)
     assert torch.equal(tokens, candidates[..., 0]) and not picks.any()
 
 
-@pytest.mark.parametrize("decode", [reference.score_and_walk, reference.score_and_decode_exact])
-def test_one_slot_follows_the_anchor_only(decode) -> None:
+@pytest.mark.parametrize("rule", reference.RULES)
+def test_one_slot_follows_the_anchor_only(rule) -> None:
     out, inp, anchor_out, candidates = random_lattice(5, 1, 4, seed=3)
-    _, picks = decode(out, inp, anchor_out, candidates, SCALE)
+    _, picks = reference.score_and_walk(out, inp, anchor_out, candidates, SCALE, rule=rule)
     assert torch.equal(picks[:, 0], (inp[:, 0] @ anchor_out[..., None]).squeeze(-1).argmax(-1))
-    assert torch.equal(picks, decode(out.roll(1, 0), inp, anchor_out, candidates, SCALE)[1])
+    assert torch.equal(
+        picks, reference.score_and_walk(out.roll(1, 0), inp, anchor_out, candidates, SCALE, rule=rule)[1]
+    )
 
 
 def test_the_last_out_vectors_and_the_first_slots_of_other_blocks_do_not_matter() -> None:

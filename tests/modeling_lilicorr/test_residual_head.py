@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
-from lilicorr.kernels.reference import greedy_walk
+from lilicorr.kernels.reference import greedy_walk, longest_path
 from lilicorr.modeling_lilicorr.head_lilicorr import GATE
 from lilicorr.modeling_lilicorr.lattice import Block
 from torch import Tensor
@@ -119,3 +119,33 @@ def test_a_residual_head_comes_back_and_is_fresh_at_its_gate(tmp_path) -> None:
     assert LiLiCorrModel(tiny_config(residual=True)).head.gate.item() == GATE
     with pytest.raises(ValueError, match="this one is residual"):
         model.save_serving(tmp_path / "serving")
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_head_may_commit_the_longest_path_instead_of_the_greedy_walk(residual: bool) -> None:
+    greedy = lively(tiny_config(residual=residual))
+    longest = lively(tiny_config(residual=residual, walk="longest"))
+    given, table, differ = inputs(), torch.randn(VOCAB, DIM), 0
+    rest = (torch.zeros(BLOCKS), given["anchor_state"], None, lambda ids: table[ids])
+    for seed in range(20):
+        torch.manual_seed(seed)
+        block = Block(torch.randn(BLOCKS, SLOTS, DIM), torch.randn(BLOCKS, SLOTS, VOCAB), *rest)
+        with torch.no_grad():
+            theirs, ours = (model.head.draft(block, return_lattice=True) for model in (greedy, longest))
+            assert torch.equal(longest.head.draft(block).tokens, ours.tokens)
+        first, pair = theirs.lattice.first_scores, theirs.lattice.pair_scores
+        assert torch.equal(pair, ours.lattice.pair_scores)
+        assert torch.equal(theirs.lattice.picks, greedy_walk(first, pair))
+        assert torch.equal(ours.lattice.picks, longest_path(first, pair))
+        differ += not torch.equal(ours.tokens, theirs.tokens)
+    assert differ
+
+
+def test_a_heads_walk_is_kept_and_checked(tmp_path) -> None:
+    longest = lively(tiny_config(walk="longest"))
+    longest.save_pretrained(tmp_path / "ours")
+    assert LiLiCorrModel.from_pretrained(tmp_path / "ours").head.rule == "longest"
+    with pytest.raises(ValueError, match="this head's walk is 'longest'; set it to 'greedy'"):
+        longest.save_serving(tmp_path / "serving")
+    with pytest.raises(ValueError, match="walk is 'best', expected one of greedy, longest"):
+        LiLiCorrModel(tiny_config(walk="best"))

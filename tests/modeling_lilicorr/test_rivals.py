@@ -20,6 +20,7 @@ TINY = {
     "gated": ("dspark", DSPARK | {"markov_head_type": "gated"}),
     "rnn": ("dspark", DSPARK | {"markov_head_type": "rnn"}),
     "selector": ("selector", {"num_candidates": 5, "rank": 10}),
+    "xpress": ("xpress", {"rank": 10, "mlp_ratio": 3, "num_jacobi_passes": SLOTS}),
 }
 
 
@@ -58,7 +59,8 @@ def random_block(slots: int = SLOTS, blocks: int = 4, seed: int = 1) -> Block:
     hidden = torch.randn(blocks, slots, DIM, generator=generator)
     logits = torch.randn(blocks, slots, VOCAB, generator=generator) * 2
     anchors = torch.randint(0, VOCAB, (blocks,), generator=generator)
-    return Block(hidden, logits, anchors, torch.randn(blocks, DIM, generator=generator), None, lambda ids: table[ids])
+    state, row = torch.randn(2, blocks, DIM, generator=generator)
+    return Block(hidden, logits, anchors, state, None, lambda ids: table[ids], None, row)
 
 
 def draft(model: LiLiCorrModel, block: Block, **options):
@@ -79,6 +81,9 @@ SIZES = [
     ("dspark", {"markov_head_type": "rnn"}, 4096, 77_795_585 + (4096 + 512) * 768 + 768),
     ("dcoco", {}, 4096, 2_229_249),  # 2.23 M
     ("selector", {}, 4096, 77_791_232 + 256 * 4096),
+    ("xpress", {}, 4096, 77_791_232 + 2 * 256 * 4096 + (3 + 16 * 16 / 256 + 3 * 2) * 256 * 256),  # 80.54 M
+    ("xpress", {}, 2560, 79_757_312),
+    ("xpress", {"mlp_ratio": 4}, 2560, 79_757_312 + 6 * 256 * 256),
 ]
 
 
@@ -112,6 +117,17 @@ NAMES = {  # of the runtimes that train or serve these heads
         "successor_codebook": (151936, 256),
         "hidden_projection.weight": (256, 4096),
     },
+    "xpress": {
+        "token_embed.weight": (151936, 256),
+        "down_h.weight": (256, 4096),
+        "down_g.weight": (256, 4096),
+        "in_proj.weight": (256, 768),
+        "mix_l": (256, 16, 16),
+        "mlp_gate.weight": (512, 256),
+        "mlp_up.weight": (512, 256),
+        "mlp_down.weight": (256, 512),
+        "readout.weight": (151936, 256),
+    },
 }
 
 
@@ -135,6 +151,8 @@ BAD = {
     "half": ("domino", {"emb_dim": 2.5}, "emb_dim is 2.5, expected a whole number"),
     "text": ("dcoco", {"width": "4"}, "width is '4', expected a whole number"),
     "codes": ("selector", {"rank": -1}, "rank must be positive, got -1"),
+    "passes": ("xpress", {"num_jacobi_passes": 0}, "num_jacobi_passes must be positive, got 0"),
+    "ratio": ("xpress", {"mlp_ratio": 1.5}, "mlp_ratio is 1.5, expected a whole number"),
     "lacking": ("selector", {"rank": None}, "head_config lacks rank;"),
 }
 
@@ -216,7 +234,28 @@ def naive_selector(w: dict, settings: dict, block: Block, n: int) -> list[int]:
     return tokens
 
 
-NAIVE = {"domino": naive_domino, "dspark": naive_dspark, "dcoco": naive_dcoco, "selector": naive_selector}
+def naive_xpress(w: dict, settings: dict, block: Block, n: int) -> list[int]:
+    rows = torch.cat([block.anchor_hidden[n, None], block.hidden[n]])
+    whole = w["down_g.weight"] @ rows.mean(0)
+    previous, tokens, x = int(block.anchor_ids[n]), [], []
+    for k, row in enumerate(rows):
+        x.append(w["in_proj.weight"] @ torch.cat([w["down_h.weight"] @ row, whole, w["token_embed.weight"][previous]]))
+        mixed = x[k] + sum(w["mix_l"][:, k, j] * x[j] for j in range(k + 1))
+        inner = F.silu(w["mlp_gate.weight"] @ mixed) * (w["mlp_up.weight"] @ mixed)
+        if k > 0:  # the anchor's own row has nothing to predict, and the anchor stands for the token before it
+            bias = w["readout.weight"] @ (mixed + w["mlp_down.weight"] @ inner)
+            previous = int((block.logits[n, k - 1] + bias).argmax())
+            tokens.append(previous)
+    return tokens
+
+
+NAIVE = {
+    "domino": naive_domino,
+    "dspark": naive_dspark,
+    "dcoco": naive_dcoco,
+    "selector": naive_selector,
+    "xpress": naive_xpress,
+}
 
 
 @pytest.mark.parametrize("slots", [SLOTS, 3, 1])
@@ -259,11 +298,11 @@ def test_a_fresh_head_is_the_drafter(head_type: str) -> None:
     assert not got.lattice.picks.any()
 
 
-@pytest.mark.parametrize("name", ["domino", "vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("name", ["domino", "vanilla", "gated", "rnn", "xpress"])
 def test_without_its_last_matrix_a_head_is_the_drafter(name: str) -> None:
     model, block = lively(name), random_block()
-    last = model.head.embed_proj[2] if name == "domino" else model.head.markov_head.markov_w2
-    torch.nn.init.zeros_(last.weight)
+    last = {"domino": "embed_proj.2", "xpress": "readout"}.get(name, "markov_head.markov_w2")
+    torch.nn.init.zeros_(model.head.get_submodule(last).weight)
     assert torch.equal(draft(model, block).tokens, block.logits.argmax(-1))
 
 
@@ -345,6 +384,80 @@ def test_a_confidence_reads_the_state_and_the_token_before() -> None:
         silent.confidences(block.hidden, previous)
 
 
+# --- Jacobi passes ----------------------------------------------------------------------------------------------------
+
+
+def refined(head, block: Block, previous: torch.Tensor) -> torch.Tensor:
+    """Logits after known tokens."""
+    with torch.no_grad():
+        return block.logits + head.corrections(head.codes(head.shared(block.hidden, block.anchor_hidden), previous))
+
+
+def after(block: Block, tokens: torch.Tensor) -> torch.Tensor:
+    return torch.cat([block.anchor_ids[:, None], tokens[:, :-1]], dim=1)
+
+
+@pytest.mark.parametrize("passes", range(1, SLOTS + 1))
+def test_xpress_takes_so_many_passes_and_has_as_many_slots_right(passes: int) -> None:
+    model, block = lively("xpress"), random_block(blocks=32)
+    settled = draft(model, block).tokens
+    tokens = block.logits.argmax(-1)
+    for _ in range(passes):
+        logits = refined(model.head, block, after(block, tokens))
+        tokens = logits.argmax(-1)
+    model.head.passes = passes
+    got = draft(model, block)
+    assert torch.equal(got.tokens, tokens) and torch.equal(got.tokens[:, :passes], settled[:, :passes])
+    assert passes > 3 or not torch.equal(got.tokens, settled), "these blocks must need more passes"
+    shares = logits.softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    torch.testing.assert_close(got.probabilities(), shares, rtol=1e-3, atol=1e-4)
+
+
+def test_xpress_makes_no_pass_that_cannot_change_anything(monkeypatch) -> None:
+    model, block = lively("xpress"), random_block(blocks=32)
+    made = []
+    readout = model.head.readout.forward
+    monkeypatch.setattr(model.head.readout, "forward", lambda codes: made.append(codes.shape) or readout(codes))
+    settled = draft(model, block).tokens
+    assert made == [(32, SLOTS, 10)] * SLOTS
+    model.head.passes = 2 * SLOTS
+    assert torch.equal(draft(model, block).tokens, settled) and len(made) == 2 * SLOTS, "the last slot is then final"
+    made.clear()
+    torch.nn.init.zeros_(model.head.readout.weight)
+    draft(model, block)
+    assert len(made) == 1, "the first pass changed nothing"
+
+
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_xpress_lets_a_token_change_no_slot_before_its_own(slot: int) -> None:
+    head, block = lively("xpress").head, random_block()
+    tokens = torch.zeros(4, SLOTS, dtype=torch.int64)
+    changed = tokens.clone()
+    changed[:, slot] = 1
+    first, second = refined(head, block, tokens), refined(head, block, changed)
+    differ = (first - second).abs().amax(-1) > 1e-3
+    assert torch.equal(first[:, :slot], second[:, :slot]) and differ[:, slot:].all()
+
+
+def test_xpress_reads_the_anchors_own_row_and_says_when_it_is_not_there() -> None:
+    model, block = lively("xpress"), random_block()
+    previous = after(block, draft(model, block).tokens)
+    known = refined(model.head, block, previous)
+    block.anchor_hidden = block.anchor_hidden + 1
+    assert ((refined(model.head, block, previous) - known).abs().amax(-1) > 1e-3).all()
+    block.anchor_hidden = None
+    with pytest.raises(ValueError, match="reads the state of the anchor's own row; give the Block anchor_hidden"):
+        draft(model, block)
+
+
+def test_a_fresh_xpress_head_changes_little() -> None:
+    torch.manual_seed(0)
+    model, block = LiLiCorrModel(tiny_config("xpress", None)), random_block()
+    bias = refined(model.head, block, after(block, block.logits.argmax(-1))) - block.logits
+    assert 0 < bias.abs().max() < 0.05
+    assert not model.head.mix_l.any()
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -365,7 +478,7 @@ def test_a_backbone_checkpoint_gets_a_fresh_head(name: str, tmp_path) -> None:
     LiLiCorrModel(tiny_config("none", None)).save_dflash(tmp_path)
     head_type, settings = TINY[name]
     head = LiLiCorrModel.from_dflash(tmp_path, head_type, head_config=settings).head
-    zeros = {"output.weight", "output.bias", "successor_codebook"}
+    zeros = {"output.weight", "output.bias", "successor_codebook", "mix_l"}
     for key, parameter in head.named_parameters():
         assert parameter.isfinite().all() and parameter.abs().max() < 5, key
         assert bool(parameter.any()) != (key in zeros or key.endswith("bias")), key

@@ -77,9 +77,10 @@ def measure(target: Any, drafter: Any, context: int, slots: int, repeats: int) -
         return drafter.decode_block(noise, projected, block, positions, cache=cache)
 
     draft(context)
-    hidden = backbone()[:, 1:]
+    rows = backbone()
+    hidden = rows[:, 1:]
     logits = lm_head(hidden)[..., : config.vocab_size]
-    block = Block(hidden, logits, anchor, drafter.project_context(states(1))[:, -1], None, embed)
+    block = Block(hidden, logits, anchor, drafter.project_context(states(1))[:, -1], None, embed, None, rows[:, 0])
     return {
         "draft": median_seconds(draft, repeats, drafter.device),
         "backbone": median_seconds(backbone, repeats, drafter.device),

@@ -99,6 +99,7 @@ def random_block(hidden: int, vocab: int, slots: int, blocks: int, dtype: torch.
         anchor_state=random(3, (blocks, hidden), dtype, device),
         anchor_valid=None,
         embed=embedding,
+        anchor_hidden=random(4, (blocks, hidden), dtype, device),
     )
 
 

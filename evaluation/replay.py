@@ -82,6 +82,7 @@ def replay(
             anchor_state=context[0, (places - 1).clamp(min=0)],
             anchor_valid=places > 0,
             embed=lambda tokens: embed(tokens).to(drafter.dtype),
+            anchor_hidden=states[0, rows, 0],
         )
         truth = _truth(ids, places, slots)
         for rule, right in _right(drafter.head.draft(block, return_lattice=True), truth).items():

@@ -35,8 +35,8 @@ class LiLiCorrConfig(PreTrainedConfig):
         num_target_layers: how many decoder layers the target has.
         conv_kernel_size, conv_group_size: rows that DFlash 2's convolution within a block spans, and channels that
             share what it makes of a row; both 0 for a backbone without.
-        head_type: `"lilicorr"`, a rival's head (`"dcoco"`, `"domino"`, `"dspark"`, `"selector"`), or `"none"` (each
-            slot's most likely token: vanilla DFlash).
+        head_type: `"lilicorr"`, a rival's head (`"dcoco"`, `"domino"`, `"dspark"`, `"selector"`, `"xpress"`), or
+            `"none"` (each slot's most likely token: vanilla DFlash).
         head_config: the head's own settings, all required: for `lilicorr` `num_candidates` (K), `hidden_size`,
             `num_layers`, `num_heads`, `intermediate_size`, `factor_dim` (d_e), `logit_scale` (sigma), `vector_eps`,
             and optionally `residual` and `walk` (`greedy` or `longest`);

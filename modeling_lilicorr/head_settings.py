@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector")
+HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector", "xpress")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 WALKS = ("greedy", "longest")
 
@@ -22,14 +22,15 @@ POSITIVE = {
     "domino": ("gru_hidden_dim", "emb_dim"),
     "dspark": ("markov_rank",),
     "selector": ("rank",),
+    "xpress": ("rank", "mlp_ratio", "num_jacobi_passes"),
 }
 
 
 def default_head_config(head_type: str, hidden_size: int) -> dict[str, Any]:
     """The papers' head settings, with inner widths of at most half the target's where it is narrow.
 
-    `lilicorr` as its Table 4; `domino`, `dspark` and `selector` as their authors' configurations for Qwen3; `dcoco`,
-    whose widths are not published, with those that give its parameter count.
+    `lilicorr` as its Table 4; `domino`, `dspark`, `selector` and `xpress` as their authors' configurations for Qwen3;
+    `dcoco`, whose widths are not published, with those that give its parameter count.
     """
 
     def width(full: int) -> int:
@@ -59,6 +60,8 @@ def default_head_config(head_type: str, hidden_size: int) -> dict[str, Any]:
         }
     if head_type == "selector":
         return {"num_candidates": 16, "rank": width(256)}
+    if head_type == "xpress":
+        return {"rank": width(256), "mlp_ratio": 2, "num_jacobi_passes": 6}
     return {}
 
 

@@ -11,6 +11,7 @@ from .head_dspark import DSparkHead
 from .head_lilicorr import LiLiCorrHead
 from .head_none import NoHead
 from .head_selector import SelectorHead
+from .head_xpress import XPressHead
 from .lattice import Block, Draft
 
 HEADS: dict[str, type[nn.Module]] = {
@@ -20,6 +21,7 @@ HEADS: dict[str, type[nn.Module]] = {
     "domino": DominoHead,
     "dspark": DSparkHead,
     "selector": SelectorHead,
+    "xpress": XPressHead,
 }
 
 

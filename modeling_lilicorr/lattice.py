@@ -19,6 +19,7 @@ class Block:
         embed: the target's input embedding, ids `[...]` to `[..., d]`.
         warp: makes the logits of one more slot, `[N, vocab]` (fp32), those to draw from, given the tokens drafted
             before it, `[N, 0 … S - 1]` (int64); for a head that then draws its tokens, `None` for the likeliest ones.
+        anchor_hidden: drafter state of the anchor's own row, `[N, d]`; few heads read it.
     """
 
     hidden: Tensor
@@ -28,6 +29,7 @@ class Block:
     anchor_valid: Tensor | None
     embed: Callable[[Tensor], Tensor]
     warp: Callable[[Tensor, Tensor], Tensor] | None = None
+    anchor_hidden: Tensor | None = None
 
 
 @dataclass

@@ -68,7 +68,7 @@ def commit_slots(
     if drawn_from:
         draft.logits = torch.stack(drawn_from, dim=1)
     if return_lattice:
-        draft.lattice = _drafters_lattice(block.logits, draft.tokens, count)
+        draft.lattice = drafters_lattice(block.logits, draft.tokens, count)
     return draft
 
 
@@ -82,7 +82,7 @@ def _draw(chances: Tensor) -> Tensor:
     return torch.multinomial(chances + (chances.sum(dim=-1, keepdim=True) == 0), 1).squeeze(1)
 
 
-def _drafters_lattice(logits: Tensor, tokens: Tensor, count: int) -> Lattice:
+def drafters_lattice(logits: Tensor, tokens: Tensor, count: int) -> Lattice:
     """The drafter's `count` best of each slot; a token `[N, S]` that is not among them takes the last one's place."""
     blocks, slots, vocab = logits.shape
     _, indices, normaliser = topk_logsumexp(logits.reshape(-1, vocab), count)

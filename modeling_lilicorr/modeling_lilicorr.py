@@ -103,9 +103,10 @@ class LiLiCorrModel(DFlashModel):
         ids = self.block_ids(anchor_ids, num_slots)
         block_positions = context_positions[:, -1:] + 1 + torch.arange(ids.shape[1], device=self.device)
         noise = embed(ids).to(device=self.device, dtype=self.dtype)
-        hidden = self.decode_block(noise, context, block_positions, context_positions, cache=cache)[:, 1:]
+        states = self.decode_block(noise, context, block_positions, context_positions, cache=cache)
+        hidden = states[:, 1:]
         logits = lm_head(hidden)[..., : self.config.vocab_size]
-        block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed, warp)
+        block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed, warp, states[:, 0])
         return self.head.draft(block, return_lattice=return_lattice)
 
     def get_candidate_generator(

@@ -37,9 +37,10 @@ def tiny_folders(tmp_path_factory):
     )
     LlamaForCausalLM(config).save_pretrained(root / "target")
     tokenizer.save_pretrained(root / "target")
-    for head in ("lilicorr", "none"):
+    for head in ("lilicorr", "none", "xpress"):
         drafter = LiLiCorrConfig.for_target(
-            config, head_type=head, block_size=5, num_hidden_layers=2, tokenizer_size=258
-        )
+            config, head_type=head, block_size=5, num_hidden_layers=2, tokenizer_size=258,
+            initializer_range=0.5 if head == "xpress" else 0.02,  # at 0.02 it would choose what the drafter does
+        )  # fmt: skip
         LiLiCorrModel(drafter).save_pretrained(root / head)
     return root

@@ -16,7 +16,7 @@ class Slots:
     """The `S` slots of `N` training blocks after the backbone.
 
     Attributes:
-        hidden: drafter states, `[N, S, d]`.
+        hidden: drafter states, `[N, S, d]`; anchor_hidden: of the anchors' own rows, `[N, d]`.
         labels: ground truth, `[N, S]` (int64); supervised: bool `[N, S]`, where it counts.
         weights: of each slot in the drafter's loss, `[N, S]` (fp32), zero where not supervised.
         candidates: `[N, S, K]` (int64); log_probs: theirs, `[N, S, K]` (fp32), or `None` where no head asked for them.
@@ -26,6 +26,7 @@ class Slots:
     """
 
     hidden: Tensor
+    anchor_hidden: Tensor
     labels: Tensor
     supervised: Tensor
     weights: Tensor

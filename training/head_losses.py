@@ -6,6 +6,7 @@ from .loss_domino import DominoLoss
 from .loss_dspark import DSparkLoss
 from .loss_lilicorr import LiLiCorrLoss
 from .loss_selector import SelectorLoss
+from .loss_xpress import XPressLoss
 from .losses import Objective
 
 HEAD_LOSSES: dict[str, type[HeadLoss]] = {
@@ -15,6 +16,7 @@ HEAD_LOSSES: dict[str, type[HeadLoss]] = {
     "domino": DominoLoss,
     "dspark": DSparkLoss,
     "selector": SelectorLoss,
+    "xpress": XPressLoss,
 }
 # Every numerator with its denominator.
 DENOMINATORS = {"dflash": "weight"} | {name: by for loss in HEAD_LOSSES.values() for name, by in loss.over.items()}

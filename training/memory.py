@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
+from .loss_xpress import XPressLoss
 from .settings import TrainSettings
 from .vocabulary import CHUNK_ROWS
 
@@ -63,7 +64,7 @@ def _backbone(settings: TrainSettings, config: LiLiCorrConfig, sequences: int, a
 
 def _logits(config: LiLiCorrConfig) -> int:
     """Bytes for every logit of a chunk; what corrects all of them works its chunks out again in the backward pass."""
-    return 24 if config.head_type in ("domino", "dspark") else 4
+    return 24 if config.head_type in ("domino", "dspark", "xpress") else 4
 
 
 def _head(config: LiLiCorrConfig, small: int) -> int:
@@ -74,6 +75,10 @@ def _head(config: LiLiCorrConfig, small: int) -> int:
         return slots * (small * (3 * width + 9 * state + 4 * rank))
     if config.head_type == "dspark":
         return slots * small * 2 * (width + head["markov_rank"])
+    if config.head_type == "xpress":
+        rounds = 1 + XPressLoss.settings["consistency_passes"]  # or fewer, where the objective says so
+        a_round = small * (6 + 4 * head["mlp_ratio"]) * head["rank"]
+        return config.block_size * (small * 3 * width + rounds * a_round)
     if config.head_type not in ("lilicorr", "dcoco", "selector"):
         return 0
     nodes, pairs = slots * head["num_candidates"], slots * head["num_candidates"] ** 2

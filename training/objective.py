@@ -73,7 +73,8 @@ class JointObjective(nn.Module):
         rows = blocks.keep.flatten()  # blocks that only fill the width leave here
         labels = blocks.labels.flatten(0, 1)[rows]
         supervised = blocks.supervised.flatten(0, 1)[rows]
-        hidden = states.flatten(0, 1)[rows, 1:]
+        states = states.flatten(0, 1)[rows]
+        hidden = states[:, 1:]
         shape = hidden.shape[:2]
 
         on_lattice = self.head_loss.on_lattice
@@ -110,6 +111,7 @@ class JointObjective(nn.Module):
         sequence = torch.arange(input_ids.shape[0], device=flat.device).repeat_interleave(blocks.anchors.shape[1])[rows]
         slots = Slots(
             hidden=hidden,
+            anchor_hidden=states[:, 0],
             labels=labels,
             supervised=supervised,
             weights=weights,

@@ -80,7 +80,7 @@ def logits_at(states: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) 
 
 def corrected_terms(
     states: Tensor,
-    codes: Tensor,
+    codes: Tensor | None,
     corrections: Callable[[Tensor], Tensor],
     weight: Tensor,
     bias: Tensor | None,
@@ -92,7 +92,8 @@ def corrected_terms(
 
     Args:
         states: `[rows, d]`; weight, bias: the frozen LM head; labels: `[rows]` (int64).
-        codes: `[rows, r]`; corrections: a module's method from them to `[rows, vocab]`.
+        codes: `[rows, r]`, or `None` for logits without corrections; corrections: a module's method from them to
+            `[rows, vocab]`.
         teacher: the target's states `[rows, d]`, or `None` for no distances.
         chunk: rows whose logits exist at one time.
 
@@ -101,8 +102,12 @@ def corrected_terms(
         both fp32, and the argmax `[rows]` (int64, the lower id where logits tie).
     """
 
-    def terms(states: Tensor, codes: Tensor, labels: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        logits = F.linear(states.to(weight.dtype), weight, bias).float() + corrections(codes).float()
+    def terms(
+        states: Tensor, codes: Tensor | None, labels: Tensor, teacher: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logits = F.linear(states.to(weight.dtype), weight, bias).float()
+        if codes is not None:
+            logits = logits + corrections(codes).float()
         log_probs = logits.log_softmax(dim=-1)
         distance = log_probs.new_zeros(len(logits))
         if teacher is not None:
@@ -113,7 +118,7 @@ def corrected_terms(
     parts = []
     for start in range(0, max(1, len(states)), chunk):
         rows = slice(start, start + chunk)
-        given = (states[rows], codes[rows], labels[rows], None if teacher is None else teacher[rows])
+        given = [None if each is None else each[rows] for each in (states, codes, labels, teacher)]
         parts.append(checkpoint(terms, *given, use_reentrant=False))
     cross_entropy, distance, best = (torch.cat(column) for column in zip(*parts, strict=True))
     return cross_entropy, distance, best

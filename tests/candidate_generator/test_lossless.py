@@ -42,7 +42,7 @@ def test_row_18_33_equal_to_plain_greedy(target, drafter, prompt, length, new):
 
 @pytest.mark.parametrize(
     "head_type,changes",
-    [("domino", {}), ("dcoco", {}), ("selector", {})]
+    [("domino", {}), ("dcoco", {}), ("selector", {}), ("xpress", {})]
     + [("dspark", {"markov_head_type": kind}) for kind in ("vanilla", "gated", "rnn")],
 )
 def test_row_18_33_a_rivals_head_equals_plain_greedy(llama, new_drafter, prompt, head_type, changes):

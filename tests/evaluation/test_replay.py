@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 @pytest.fixture(scope="module")
 def pair(tiny_folders):
-    drafters = {name: tiny_folders / name for name in ("lilicorr", "none")}
+    drafters = {name: tiny_folders / name for name in ("lilicorr", "none", "xpress")}
     return load_pair(tiny_folders / "target", drafters, dtype="fp32", device="cpu")
 
 
@@ -41,6 +41,26 @@ def test_replay_gives_the_figures_of_a_real_run(pair, head, temperature, count, 
     options = decoding_options(count, temperature) | {"min_new_tokens": count, "num_assistant_tokens": slots}
     run = answer(pair.target, prompt, drafter, seed=5, **options)
     assert traces_of(pair, drafter, known(pair, prompt, run.token_ids, ended=False), slots)["draft"] == run.trace
+
+
+@pytest.mark.parametrize("head", ["lilicorr", "xpress"])
+@pytest.mark.parametrize("slots", [None, 2])
+def test_replay_drafts_what_a_real_draft_does_behind_every_token(pair, monkeypatch, head, slots):
+    drafter, target = pair.drafters[head], pair.target
+    text, drafted, real = Text(list(range(30, 50)), 4, 20, False), [], drafter.head.draft
+    monkeypatch.setattr(
+        drafter.head, "draft", lambda *given, **options: drafted.append(real(*given, **options)) or drafted[-1]
+    )
+    traces_of(pair, drafter, text, slots)
+    (whole,) = drafted
+    ids = torch.tensor([text.token_ids])
+    taps = target_pass(target, ids, drafter.config.target_layer_ids)[0]
+    for row, p in enumerate(range(text.start, text.end - 1)):
+        alone = drafter.draft(
+            ids[0, p : p + 1], taps[:, :p], torch.arange(p)[None], drafter.new_cache(),
+            target.get_input_embeddings(), target.get_output_embeddings(), num_slots=slots,
+        )  # fmt: skip
+        assert whole.tokens[row].tolist() == alone.tokens[0].tolist()
 
 
 def shares(trace):

@@ -20,6 +20,7 @@ TINY = {
     "gated": ("dspark", DSPARK | {"markov_head_type": "gated"}),
     "rnn": ("dspark", DSPARK | {"markov_head_type": "rnn"}),
     "selector": ("selector", {"num_candidates": 5, "rank": 10}),
+    "xpress": ("xpress", {"rank": 10, "mlp_ratio": 3, "num_jacobi_passes": SLOTS}),
 }
 
 
@@ -58,7 +59,8 @@ def random_block(slots: int = SLOTS, blocks: int = 4, seed: int = 1) -> Block:
     hidden = torch.randn(blocks, slots, DIM, generator=generator)
     logits = torch.randn(blocks, slots, VOCAB, generator=generator) * 2
     anchors = torch.randint(0, VOCAB, (blocks,), generator=generator)
-    return Block(hidden, logits, anchors, torch.randn(blocks, DIM, generator=generator), None, lambda ids: table[ids])
+    state, row = torch.randn(2, blocks, DIM, generator=generator)
+    return Block(hidden, logits, anchors, state, None, lambda ids: table[ids], None, row)
 
 
 def draft(model: LiLiCorrModel, block: Block, **options):
@@ -79,6 +81,9 @@ SIZES = [
     ("dspark", {"markov_head_type": "rnn"}, 4096, 77_795_585 + (4096 + 512) * 768 + 768),
     ("dcoco", {}, 4096, 2_229_249),  # 2.23 M
     ("selector", {}, 4096, 77_791_232 + 256 * 4096),
+    ("xpress", {}, 4096, 77_791_232 + 2 * 256 * 4096 + (3 + 16 * 16 / 256 + 3 * 2) * 256 * 256),  # 80.54 M
+    ("xpress", {}, 2560, 79_757_312),
+    ("xpress", {"mlp_ratio": 4}, 2560, 79_757_312 + 6 * 256 * 256),
 ]
 
 
@@ -112,6 +117,17 @@ NAMES = {  # of the runtimes that train or serve these heads
         "successor_codebook": (151936, 256),
         "hidden_projection.weight": (256, 4096),
     },
+    "xpress": {
+        "token_embed.weight": (151936, 256),
+        "down_h.weight": (256, 4096),
+        "down_g.weight": (256, 4096),
+        "in_proj.weight": (256, 768),
+        "mix_l": (256, 16, 16),
+        "mlp_gate.weight": (512, 256),
+        "mlp_up.weight": (512, 256),
+        "mlp_down.weight": (256, 512),
+        "readout.weight": (151936, 256),
+    },
 }
 
 
@@ -135,6 +151,8 @@ BAD = {
     "half": ("domino", {"emb_dim": 2.5}, "emb_dim is 2.5, expected a whole number"),
     "text": ("dcoco", {"width": "4"}, "width is '4', expected a whole number"),
     "codes": ("selector", {"rank": -1}, "rank must be positive, got -1"),
+    "passes": ("xpress", {"num_jacobi_passes": 0}, "num_jacobi_passes must be positive, got 0"),
+    "ratio": ("xpress", {"mlp_ratio": 1.5}, "mlp_ratio is 1.5, expected a whole number"),
     "lacking": ("selector", {"rank": None}, "head_config lacks rank;"),
 }
 
@@ -216,7 +234,28 @@ def naive_selector(w: dict, settings: dict, block: Block, n: int) -> list[int]:
     return tokens
 
 
-NAIVE = {"domino": naive_domino, "dspark": naive_dspark, "dcoco": naive_dcoco, "selector": naive_selector}
+def naive_xpress(w: dict, settings: dict, block: Block, n: int) -> list[int]:
+    rows = torch.cat([block.anchor_hidden[n, None], block.hidden[n]])
+    whole = w["down_g.weight"] @ rows.mean(0)
+    previous, tokens, x = int(block.anchor_ids[n]), [], []
+    for k, row in enumerate(rows):
+        x.append(w["in_proj.weight"] @ torch.cat([w["down_h.weight"] @ row, whole, w["token_embed.weight"][previous]]))
+        mixed = x[k] + sum(w["mix_l"][:, k, j] * x[j] for j in range(k + 1))
+        inner = F.silu(w["mlp_gate.weight"] @ mixed) * (w["mlp_up.weight"] @ mixed)
+        if k > 0:  # the anchor's own row has nothing to predict, and the anchor stands for the token before it
+            bias = w["readout.weight"] @ (mixed + w["mlp_down.weight"] @ inner)
+            previous = int((block.logits[n, k - 1] + bias).argmax())
+            tokens.append(previous)
+    return tokens
+
+
+NAIVE = {
+    "domino": naive_domino,
+    "dspark": naive_dspark,
+    "dcoco": naive_dcoco,
+    "selector": naive_selector,
+    "xpress": naive_xpress,
+}
 
 
 @pytest.mark.parametrize("slots", [SLOTS, 3, 1])
@@ -259,11 +298,11 @@ def test_a_fresh_head_is_the_drafter(head_type: str) -> None:
     assert not got.lattice.picks.any()
 
 
-@pytest.mark.parametrize("name", ["domino", "vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("name", ["domino", "vanilla", "gated", "rnn", "xpress"])
 def test_without_its_last_matrix_a_head_is_the_drafter(name: str) -> None:
     model, block = lively(name), random_block()
-    last = model.head.embed_proj[2] if name == "domino" else model.head.markov_head.markov_w2
-    torch.nn.init.zeros_(last.weight)
+    last = {"domino": "embed_proj.2", "xpress": "readout"}.get(name, "markov_head.markov_w2")
+    torch.nn.init.zeros_(model.head.get_submodule(last).weight)
     assert torch.equal(draft(model, block).tokens, block.logits.argmax(-1))
 
 
@@ -365,7 +404,7 @@ def test_a_backbone_checkpoint_gets_a_fresh_head(name: str, tmp_path) -> None:
     LiLiCorrModel(tiny_config("none", None)).save_dflash(tmp_path)
     head_type, settings = TINY[name]
     head = LiLiCorrModel.from_dflash(tmp_path, head_type, head_config=settings).head
-    zeros = {"output.weight", "output.bias", "successor_codebook"}
+    zeros = {"output.weight", "output.bias", "successor_codebook", "mix_l"}
     for key, parameter in head.named_parameters():
         assert parameter.isfinite().all() and parameter.abs().max() < 5, key
         assert bool(parameter.any()) != (key in zeros or key.endswith("bias")), key

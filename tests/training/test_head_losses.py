@@ -27,6 +27,7 @@ ARMS = {
     "silent": ("dspark", {"enable_confidence_head": False}),
     "dcoco": ("dcoco", {"num_candidates": 40}),
     "selector": ("selector", {"num_candidates": 40}),
+    "xpress": ("xpress", {}),
 }
 
 
@@ -77,14 +78,17 @@ def hand_made(target, drafter, input_ids, blocks):
         context = drafter.project_context(taps[row : row + 1, :p])
         noise = embed(drafter.block_ids(input_ids[row, p : p + 1]))
         positions = torch.arange(p, p + BLOCK)[None]
-        hidden = drafter.decode_block(noise, context, positions, torch.arange(p)[None])[:, 1:]
-        logits = lm_head(hidden[0])
+        states = drafter.decode_block(noise, context, positions, torch.arange(p)[None])
+        logits = lm_head(states[0, 1:])
         labels, supervised = blocks.labels[row, n], blocks.supervised[row, n]
         before = torch.cat([input_ids[row, p : p + 1], labels[:-1]])
         whole = 1.0
-        terms = {
-            "domino": domino_terms, "dspark": dspark_terms, "dcoco": dcoco_terms, "selector": selector_terms
-        }[drafter.config.head_type](head, hidden, logits, before, embed)  # fmt: skip
+        if drafter.config.head_type == "xpress":
+            terms = xpress_terms(head, states[0], logits, before)
+        else:
+            terms = {
+                "domino": domino_terms, "dspark": dspark_terms, "dcoco": dcoco_terms, "selector": selector_terms
+            }[drafter.config.head_type](head, states[:, 1:], logits, before, embed)  # fmt: skip
         for s in range(BLOCK - 1):
             whole *= float(supervised[s])
             if not supervised[s]:
@@ -156,11 +160,36 @@ def selector_terms(head, hidden, logits, before, embed):
     return terms
 
 
+def xpress_terms(head, states, logits, before):
+    def refine(previous):
+        tokens = torch.cat([previous[:1], previous])
+        whole = head.down_g(states.mean(0)).expand(BLOCK, -1)
+        x = head.in_proj(torch.cat([head.down_h(states), whole, head.token_embed(tokens)], dim=-1))
+        x = torch.stack([x[k] + sum(head.mix_l[:, k, j] * x[j] for j in range(k + 1)) for k in range(BLOCK)])
+        x = x + head.mlp_down(F.silu(head.mlp_gate(x)) * head.mlp_up(x))
+        return logits + head.readout(x[1:])
+
+    refined, rounds, tokens = refine(before), [], logits.argmax(-1)
+    for _ in range(3):
+        rounds.append(refine(torch.cat([before[:1], tokens[:-1]])))
+        tokens = rounds[-1].argmax(-1)
+
+    def terms(s, labels, supervised, target_logits, q, reached, weight):
+        def compound(scores):
+            log_p = scores[s].log_softmax(-1)
+            return 0.1 * -log_p[labels[s]] + 0.9 * (log_p.exp() - q).abs().sum() / 2
+
+        loss = compound(refined) + 0.3 * sum(map(compound, rounds)) / 3 + 0.6 * compound(logits)
+        return {"own": reached * loss, "own_weight": reached}
+
+    return terms
+
+
 def combine(head_type, add):
     base = add["base"] / add["weight"]
     if head_type == "domino":
         return 0.25 * add["final"] / add["weight"] + 0.75 * base
-    if head_type == "dspark":
+    if head_type in ("dspark", "xpress"):
         return add["own"] / add["own_weight"]
     return base + add["own"] / add["weight" if head_type == "selector" else "own_weight"]
 
@@ -220,7 +249,7 @@ def one_anchor(p):
     return mask
 
 
-@pytest.mark.parametrize("arm", ["domino", "vanilla", "gated", "rnn", "dcoco", "selector"])
+@pytest.mark.parametrize("arm", ["domino", "vanilla", "gated", "rnn", "dcoco", "selector", "xpress"])
 def test_a_loss_falls_on_an_overfit_example_and_the_draft_gets_longer(target, batch, arm):
     drafter = build(target, arm, spread=0.0)
     joint = JointObjective(drafter, target, Objective(beta=0.0))
@@ -266,6 +295,13 @@ def test_the_default_weights_are_the_papers_and_can_be_replaced():
         "domino": {"lambda_start": 1.0, "lambda_decay": 1.0},
         "dspark": {"cross_entropy": 0.1, "distance": 0.9, "confidence": 1.0},
         "selector": {"alpha": 1.0},
+        "xpress": {
+            "cross_entropy": 0.1,
+            "total_variation": 0.9,
+            "consistency": 0.3,
+            "consistency_passes": 3,
+            "base": 0.6,
+        },
     }
     assert set(HEAD_LOSSES) == set(HEAD_TYPES)
     assert len(DENOMINATORS) == 1 + sum(len(loss.over) for loss in HEAD_LOSSES.values()), "a name means one thing"
@@ -273,6 +309,25 @@ def test_the_default_weights_are_the_papers_and_can_be_replaced():
     assert changed.weigh == {"cross_entropy": 0.1, "distance": 0.5, "confidence": 1.0}
     with pytest.raises(ValueError, match=r"objective\.head sets 'rho', but this head's loss takes alpha"):
         build_head_loss("selector", Objective(head={"rho": 1.0}))
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_the_rounds_of_xpress_can_be_fewer(target, batch, rounds):
+    drafter = build(target, "xpress")
+    whole = JointObjective(drafter, target, Objective(beta=BETA, head={"consistency_passes": rounds}))
+    sums = run(whole, *batch)
+    assert ("consistent" in sums) == (rounds > 0)
+    parts = {"refined": 1.0, "unrefined": 0.6} | ({"consistent": 0.3} if rounds else {})
+    by_hand = sum(share * sums[name] for name, share in parts.items()) / sums["reached"]
+    torch.testing.assert_close(whole.loss(sums, sums, PROGRESS), by_hand)
+    kinds = {name: float(sums[name].detach()) for name in parts}
+    assert len(set(kinds.values())) == len(parts), kinds
+
+
+@pytest.mark.parametrize("rounds", [-1, 1.5])
+def test_a_number_of_rounds_that_cannot_be_is_one_sentence(rounds):
+    with pytest.raises(ValueError, match=f"consistency_passes is {rounds}, expected a whole number, 0 or more"):
+        build_head_loss("xpress", Objective(head={"consistency_passes": rounds}))
 
 
 def test_corrected_terms_do_not_depend_on_the_chunk():
@@ -290,11 +345,14 @@ def test_corrected_terms_do_not_depend_on_the_chunk():
         assert torch.equal(best, logits.argmax(-1))
         grads = torch.autograd.grad(got[0].sum() + got[1].sum(), (states, codes, matrix.weight))
         torch.testing.assert_close(grads, wanted)
+    bare, _, best = corrected_terms(states, None, matrix, weight, bias, labels, chunk=4)
+    torch.testing.assert_close(bare, F.cross_entropy(logits - matrix(codes), labels, reduction="none"))
+    assert torch.equal(best, (logits - matrix(codes)).argmax(-1))
     none = corrected_terms(states[:0], codes[:0], matrix, weight, bias, labels[:0])
     assert [part.shape for part in none] == [(0,)] * 3
 
 
-@pytest.mark.parametrize("arm", ["domino", "vanilla", "gated", "rnn", "dcoco", "selector"])
+@pytest.mark.parametrize("arm", ["domino", "vanilla", "gated", "rnn", "dcoco", "selector", "xpress"])
 def test_mixed_precision_gives_nearly_the_same_loss(target, batch, arm):
     drafter = build(target, arm, spread=0.05)
     joint = JointObjective(drafter, target, Objective(beta=BETA))
@@ -307,7 +365,7 @@ def test_mixed_precision_gives_nearly_the_same_loss(target, batch, arm):
     assert all(gradient.isfinite().all() for gradient in gradients(drafter, loss).values())
 
 
-@pytest.mark.parametrize("head_type", ["domino", "dspark", "dcoco", "selector"])
+@pytest.mark.parametrize("head_type", ["domino", "dspark", "dcoco", "selector", "xpress"])
 def test_a_run_trains_the_head_and_logs_its_loss(tmp_path, make_settings, head_type):
     settings = make_settings(tmp_path, head_type=head_type, steps=2, log_every=1, micro_batch_size=2)
     drafter = LiLiCorrModel.from_pretrained(train(settings))

@@ -90,6 +90,7 @@ HEADS = {
     "domino": {"gru_hidden_dim": 128, "emb_dim": 64, "pure_draft_prefix_len": 1},
     "dspark": {"markov_rank": 128, "markov_head_type": "vanilla", "enable_confidence_head": True,
                "confidence_head_with_markov": True},
+    "xpress": {"rank": 64, "mlp_ratio": 2, "num_jacobi_passes": 4},
 }  # fmt: skip
 
 

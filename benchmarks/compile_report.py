@@ -133,7 +133,9 @@ def cases() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         yield f"score_and_walk {name}", kernel, arguments, warps
 
 
-def compile_kernel(name: str, kernel: Any, arguments: dict[str, Any], warps: int, arch: int) -> Compiled:
+def compile_kernel(
+    name: str, kernel: Any, arguments: dict[str, Any], warps: int, arch: int, stages: int = 3
+) -> Compiled:
     """Compile `kernel` with `arguments` as `cases` writes them and ask the assembler for its figures."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -152,9 +154,8 @@ def compile_kernel(name: str, kernel: Any, arguments: dict[str, Any], warps: int
         else:
             signature[argument], constants[argument] = "constexpr", value
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
-    built = triton.compile(
-        source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps, "enable_fp_fusion": True}
-    )
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     ptx = built.asm["ptx"]
     log = _assemble(ptx, arch)
     registers = re.search(r"Used (\d+) registers", log)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from ..kernels.lattice_network import lattice_vectors, wants_kernels
+from ..kernels.lattice_reference import attention, attention_bias, fusion_input, node_sum
 from ..kernels.reference import confidence_features, unit_vectors
 from ..kernels.score_and_walk import lattice_scores, score_and_walk, walk
 from ..kernels.topk_logsumexp import topk_features
@@ -21,9 +23,8 @@ from .lattice import Block, Draft, Lattice
 class LatticeAttention(nn.Module):
     """Bidirectional attention over lattice nodes, with the parameter layout of `nn.MultiheadAttention`."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
         self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
         self.out_proj = nn.Linear(width, width)
@@ -35,20 +36,16 @@ class LatticeAttention(nn.Module):
 
     def forward(self, nodes: Tensor, bias: Tensor) -> Tensor:
         """`nodes [N, L, w]`, `bias [heads, L, L]` added to the attention logits; returns `[N, L, w]`."""
-        blocks, length, width = nodes.shape
-        packed = F.linear(nodes, self.in_proj_weight, self.in_proj_bias)
-        query, key, value = packed.view(blocks, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return self.out_proj(attended.transpose(1, 2).reshape(blocks, length, width))
+        return self.out_proj(attention(F.linear(nodes, self.in_proj_weight, self.in_proj_bias), bias))
 
 
 class LatticeLayer(nn.Module):
     """Pre-norm attention, then a plain SiLU network."""
 
-    def __init__(self, width: int, inner: int, num_heads: int, eps: float) -> None:
+    def __init__(self, width: int, inner: int, eps: float) -> None:
         super().__init__()
         self.attn_norm = Qwen3RMSNorm(width, eps=eps)
-        self.attn = LatticeAttention(width, num_heads)
+        self.attn = LatticeAttention(width)
         self.mlp_norm = Qwen3RMSNorm(width, eps=eps)
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.SiLU(), nn.Linear(inner, width))
 
@@ -79,7 +76,6 @@ class LiLiCorrHead(nn.Module):
         self.logit_scale: float = settings["logit_scale"]
         self.vector_eps: float = settings["vector_eps"]
         self.rule: str = settings.get("walk", "greedy")
-        self.block_size = config.block_size
         self.token_proj = nn.Identity() if dim == width else nn.Linear(dim, width)
         self.pass_hidden_proj = nn.Linear(dim, width)
         self.feature_mlp = nn.Sequential(nn.LayerNorm(5), nn.Linear(5, width), nn.SiLU(), nn.Linear(width, width))
@@ -88,7 +84,7 @@ class LiLiCorrHead(nn.Module):
         self.relative_slot_bias = nn.Parameter(torch.zeros(heads, 2 * config.block_size - 1))
         self.same_slot_bias = nn.Parameter(torch.zeros(heads))
         self.layers = nn.ModuleList(
-            LatticeLayer(width, settings["intermediate_size"], heads, eps) for _ in range(settings["num_layers"])
+            LatticeLayer(width, settings["intermediate_size"], eps) for _ in range(settings["num_layers"])
         )
         self.output_norm = Qwen3RMSNorm(width, eps=eps)
         self.context_proj = nn.Linear(dim, width)
@@ -157,15 +153,27 @@ class LiLiCorrHead(nn.Module):
         hidden: Tensor,
         anchor_state: Tensor,
         anchor_valid: Tensor | None,
+        ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`factors` before they get unit length, in the head's dtype, from confidence features `[N, S, K, 5]`."""
+        """`factors` before they get unit length, in the head's dtype, from confidence features `[N, S, K, 5]`.
+
+        With `ids [N, S, K]`, `embeds` is a table `[vocab, w]` that went through `token_proj` before.
+        """
         blocks, slots, count = features.shape[:3]
         dtype = self.pass_hidden_proj.weight.dtype
-        nodes = self.token_proj(embeds.detach().to(dtype)) + self.pass_hidden_proj(hidden.to(dtype))[:, :, None]
-        nodes = nodes + self.feature_mlp(features.to(dtype))
-        nodes = nodes + self.slot_embedding[0, :, :slots] + self.rank_embedding[0, :, :, :count]
-        nodes = nodes.flatten(1, 2)
-        bias = self._attention_bias(slots, count)
+        tokens = embeds.detach().to(dtype)
+        tokens = self.token_proj(tokens) if ids is None else tokens
+        if wants_kernels(self, hidden, features, anchor_state):
+            return lattice_vectors(self, tokens, features, hidden, anchor_state, anchor_valid, ids)
+        nodes = node_sum(
+            tokens,
+            self.pass_hidden_proj(hidden.to(dtype)),
+            self.feature_mlp(features.to(dtype)),
+            self.slot_embedding[0, 0, :slots, 0],
+            self.rank_embedding[0, 0, 0, :count],
+            ids,
+        )
+        bias = attention_bias(self.relative_slot_bias, self.same_slot_bias, slots, count)
         for layer in self.layers:
             nodes = layer(nodes, bias)
         nodes = self.output_norm(nodes)
@@ -173,17 +181,9 @@ class LiLiCorrHead(nn.Module):
         if anchor_valid is not None:
             anchor = anchor * anchor_valid[:, None].to(dtype)
         anchor = self.anchor_norm(anchor)
-        shared = anchor[:, None].expand_as(nodes)
-        fused = F.silu(self.factor_input_proj(torch.cat([nodes, shared, nodes * shared], dim=-1)))
+        fused = F.silu(self.factor_input_proj(fusion_input(nodes, anchor)))
         shape = (blocks, slots, count, -1)
         return self.out_head(fused).view(shape), self.in_head(fused).view(shape), self.anchor_out_head(anchor)
-
-    def _attention_bias(self, slots: int, count: int) -> Tensor:
-        """`[heads, slots * count, slots * count]`: a scalar by query slot minus key slot, one more within a slot."""
-        slot = torch.arange(slots, device=self.same_slot_bias.device).repeat_interleave(count)
-        distance = slot[:, None] - slot[None, :]
-        bias = self.relative_slot_bias[:, distance + self.block_size - 1]
-        return bias + (distance == 0).to(bias.dtype) * self.same_slot_bias[:, None, None]
 
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
         """A path through the scored lattice; see `Draft` for the result."""

@@ -56,7 +56,10 @@ def attention_bias(relative: Tensor, same: Tensor, slots: int, count: int) -> Te
 
 
 def attention(packed: Tensor, bias: Tensor) -> Tensor:
-    """Attention in both directions over queries, keys, values `packed [N, L, 3w]` with `bias [heads, L, L]`: `[N, L, w]`."""
+    """Attention in both directions, from queries, keys and values `packed [N, L, 3w]` and `bias [heads, L, L]`.
+
+    Returns `[N, L, w]`.
+    """
     blocks, length, _ = packed.shape
     query, key, value = packed.view(blocks, length, 3, len(bias), -1).permute(2, 0, 3, 1, 4)
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)

@@ -2,7 +2,10 @@ import pytest
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernels run interpreted
-POISON = {torch.float32: torch.nan, torch.int64: -(2**62), torch.int32: -(2**30)}
+POISON = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.nan) | {
+    torch.int64: -(2**62),
+    torch.int32: -(2**30),
+}
 
 
 @pytest.fixture

@@ -12,16 +12,23 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from lilicorr.kernels import topk_triton, walk_triton
+from lilicorr.kernels import (
+    lattice_attention_triton,
+    lattice_nodes_triton,
+    lattice_products_triton,
+    topk_triton,
+    walk_triton,
+)
 from lilicorr.kernels.choice import interpreted, triton_installed
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32"}
-POINTERS[torch.int64] = "*i64"
+POINTERS |= {torch.int64: "*i64", torch.bool: "*i1"}
 
 LOAD = r"ld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bfsu](\d+)"
 COPY_TO_SHARED = r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (0x[0-9a-f]+)"
@@ -77,12 +84,12 @@ def main(
 
 def report(arch: int) -> Iterator[Compiled]:
     """Every kernel at the shapes of `cases`, compiled for compute capability `arch`."""
-    for name, kernel, arguments, warps in cases():
-        yield compile_kernel(name, kernel, arguments, warps, arch)
+    for name, kernel, arguments in chain(cases(), lattice_cases()):
+        yield compile_kernel(name, kernel, arguments, arch)
 
 
-def cases() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
-    """Name, kernel, arguments and warps: a torch dtype is a pointer, text an integer's or float's type, else constant.
+def cases() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Name, kernel and arguments: a torch dtype is a pointer, text an integer's or float's type, else constant.
 
     `:16` marks what the launcher finds to be a multiple of 16, as strides of rows at these sizes are.
     """
@@ -93,17 +100,15 @@ def cases() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         (torch.bfloat16, 151936, 32),
         (torch.bfloat16, 262144, 8),
     ):
-        name = f"{str(dtype).removeprefix('torch.')} V={vocab}"
+        name = f"{short(dtype)} V={vocab}"
         shape = {"logits": dtype, "stride_row": "i32:16", "stride_column": 1, "vocab": "i32:16", "tiles": "i32"}
         sums = {"maxima": torch.float32, "sums": torch.float32}
         settings = topk_triton.tile_settings()
-        warps = settings.pop("num_warps")
-        yield f"tile_maxima {name}", topk_triton.tile_maxima, shape | sums | {"programs_a_row": "i32"} | settings, warps
+        yield f"tile_maxima {name}", topk_triton.tile_maxima, shape | sums | {"programs_a_row": "i32"} | settings
         settings = topk_triton.merge_settings(vocab, k, with_features=True)
-        warps = settings.pop("num_warps")
         results = dict.fromkeys(("values_out", "normalisers_out", "features_out"), torch.float32)
         arguments = shape | sums | results | {"indices_out": torch.int64} | settings
-        yield f"merge_tiles {name} K={k}", topk_triton.merge_tiles, arguments, warps
+        yield f"merge_tiles {name} K={k}", topk_triton.merge_tiles, arguments
     for dtype, slots, count, dim, rule, residual in (
         (torch.bfloat16, 15, 8, 1024, "greedy", False),
         (torch.bfloat16, 15, 8, 1024, "exact", False),
@@ -117,11 +122,10 @@ def cases() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         (torch.bfloat16, 15, 16, 1024, "longest", True),
         (torch.bfloat16, 15, 8, 1024, "longest", False),
     ):
-        name = f"{str(dtype).removeprefix('torch.')} S={slots} K={count} d_e={dim} {rule}"
+        name = f"{short(dtype)} S={slots} K={count} d_e={dim} {rule}"
         name += " residual" if residual else ""
         kernel = walk_triton.score_and_walk_kernel
         settings = walk_triton.walk_settings(slots, count, dim, True, rule, False, residual, residual)
-        warps = settings.pop("num_warps")
         arguments = {name: "i32:16" for name in kernel.arg_names if name.startswith("stride_")}
         arguments |= {"stride_candidates_slot": "i32", "stride_candidates_rank": 1, "stride_candidates_block": "i32"}
         arguments |= {"stride_log_probs_slot": "i32", "stride_log_probs_rank": "i32", "stride_log_probs_block": "i32"}
@@ -130,12 +134,57 @@ def cases() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         arguments |= dict.fromkeys(("candidates", "words", "tokens_out", "picks_out"), torch.int64)
         arguments.setdefault("log_probs", torch.int64)  # stands in for none
         arguments |= {"scores_out": torch.float32, "arrived": torch.int32} | settings
-        yield f"score_and_walk {name}", kernel, arguments, warps
+        yield f"score_and_walk {name}", kernel, arguments
 
 
-def compile_kernel(
-    name: str, kernel: Any, arguments: dict[str, Any], warps: int, arch: int, stages: int = 3
-) -> Compiled:
+def lattice_cases() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """As `cases`, of the lattice network: one block and 32 at the paper's sizes in bf16, other sizes and dtypes."""
+    attention, nodes, products = lattice_attention_triton, lattice_nodes_triton, lattice_products_triton
+    for dtype, blocks, heads, dim, count in (
+        (torch.bfloat16, 1, 8, 128, 8),
+        (torch.bfloat16, 32, 8, 128, 8),
+        (torch.float16, 32, 4, 72, 16),
+        (torch.float32, 1, 8, 128, 8),
+    ):
+        settings = attention.attention_settings(blocks, heads, 31, count, dim, dtype)
+        arguments = dict.fromkeys(("packed", "relative", "same", "out"), dtype) | settings
+        arguments |= {"stride_block": "i32:16", "stride_row": "i32:16", "scale": "fp32"}
+        arguments |= dict.fromkeys(("length", "query_tiles"), "i32")
+        name = f"lattice_attention {short(dtype)} N={blocks} heads={heads} dim={dim} K={count}"
+        yield name, attention.lattice_attention_kernel, arguments
+    for dtype, blocks, width in ((torch.bfloat16, 1, 1024), (torch.bfloat16, 32, 1024), (torch.float32, 1, 256)):
+        name = f"{short(dtype)} N={blocks} w={width}"
+        few, rows = blocks == 1, blocks * 120
+        pointers = {argument: dtype for argument in nodes.node_sum_kernel.arg_names[:9]} | {"ids": torch.int64}
+        scalars = {"stride_token": "i32:16", "slots": "i32", "eps": "fp32", "COUNT": 8, "GATHER": few}
+        settings = nodes.row_settings(width)
+        yield f"node_sum {name}", nodes.node_sum_kernel, pointers | scalars | settings
+        pointers = {argument: dtype for argument in nodes.norm_kernel.arg_names[:6]} | {"valid": torch.bool}
+        arguments = pointers | {"eps": "fp32", "ADD": few, "MASK": not few} | settings
+        yield f"{'add' if few else 'masked'}_norm {name}", nodes.norm_kernel, arguments
+        pointers = {argument: dtype for argument in nodes.confidence_hidden_kernel.arg_names[:6]}
+        arguments = pointers | {"features": torch.float32, "rows": "i32", "norm_eps": "fp32"}
+        arguments |= nodes.confidence_settings(rows, width)
+        yield f"confidence_hidden {name}", nodes.confidence_hidden_kernel, arguments
+        # What is 1 at a launch is a constant.
+        counts = dict.fromkeys(("length", "rows", "row_tiles"), "i32") | {"anchors": 1 if few else "i32"}
+        for kernel, pointed, columns in (
+            (products.linear_silu_kernel, 4, 2 * width),
+            (products.fuse_kernel, 5, width),
+            (products.project_kernel, 11, width),
+        ):
+            fusing, both = kernel is products.fuse_kernel, 2 * columns if pointed == 11 else columns
+            settings = products.product_settings(rows, width, both, dtype, fusing) | {"COLUMNS": columns}
+            arguments = counts | {argument: dtype for argument in kernel.arg_names[:pointed]} | settings
+            yield f"{kernel.__name__.removesuffix('_kernel')} {name}", kernel, arguments
+
+
+def short(dtype: torch.dtype) -> str:
+    """`dtype` without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def compile_kernel(name: str, kernel: Any, arguments: dict[str, Any], arch: int) -> Compiled:
     """Compile `kernel` with `arguments` as `cases` writes them and ask the assembler for its figures."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -154,7 +203,8 @@ def compile_kernel(
         else:
             signature[argument], constants[argument] = "constexpr", value
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    options = {option: value for option, value in arguments.items() if option in ("num_warps", "num_stages")}
+    options["enable_fp_fusion"] = True
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     ptx = built.asm["ptx"]
     log = _assemble(ptx, arch)

@@ -21,8 +21,9 @@ from typing import Annotated, Any
 import torch
 import typer
 from lilicorr.evaluation.files import write_json
-from lilicorr.kernels import reference
+from lilicorr.kernels import lattice_reference, reference
 from lilicorr.kernels.choice import interpreted, triton_installed
+from lilicorr.kernels.lattice_attention_triton import lattice_attention
 from lilicorr.kernels.score_and_walk import RULES, score_and_walk
 from lilicorr.kernels.topk_logsumexp import topk_features, topk_logsumexp
 from lilicorr.modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
@@ -46,6 +47,7 @@ class Sizes:
     slots: int = 15
     candidates: int = 8
     width: int = 1024
+    heads: int = 8
     replays: int = 50
 
 
@@ -120,14 +122,20 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
         log_probs = random(seed + 3, (blocks, slots, k), torch.float32, device)
         return *lattice(seed)[:4], gated, EPS, "greedy", log_probs
 
+    def packed(seed: int) -> tuple[Any, ...]:
+        shapes = (blocks, slots * k, 3 * width), (sizes.heads, 2 * slots + 1), (sizes.heads,)
+        return *(random(seed + shift, shape, dtype, device) for shift, shape in enumerate(shapes)), k
+
     def features(logits: Tensor, k: int) -> tuple[Tensor, ...]:
         values, indices, normaliser = reference.topk_logsumexp(logits, k)
         return values, indices, normaliser, reference.confidence_features(values - normaliser[:, None])
 
     logit_bytes = blocks * slots * sizes.vocab * dtype.itemsize
+    packed_bytes = 4 * blocks * slots * k * width * dtype.itemsize  # queries, keys and values, and what is written
     kernels: list[tuple[str, int, Callable[[int], Any], Callable[..., Any], Callable[..., Any]]] = [
         ("topk_logsumexp", logit_bytes, logits, reference.topk_logsumexp, topk_logsumexp),
         ("topk_features", logit_bytes, logits, features, topk_features),
+        ("lattice_attention", packed_bytes, packed, lattice_reference.lattice_attention, lattice_attention),
         *(
             (
                 RULES[rule].__name__,
@@ -151,6 +159,15 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
     head, embedding = build_head(sizes, device)
     weights = sum(parameter.numel() for parameter in head.parameters()) * dtype.itemsize
 
+    def nodes(seed: int) -> tuple[Any, ...]:
+        shapes = (slots, k, sizes.hidden), (slots, k, 5), (slots, sizes.hidden), (sizes.hidden,)
+        return *(random(seed + shift, (blocks, *shape), dtype, device) for shift, shape in enumerate(shapes)), None
+
+    inputs = blocks * (slots * k * (sizes.hidden + 5) + (slots + 1) * sizes.hidden) * dtype.itemsize
+    vectors = blocks * width * (2 * slots * k + 1) * dtype.itemsize
+    arms = {choice: partial(chosen, choice, head._vectors) for choice in ("reference", "auto")}
+    yield Case(f"lattice_network {sizes.name}", blocks, weights + inputs + vectors, nodes, arms)
+
     def block(seed: int) -> tuple[Block]:
         hidden = random(seed, (blocks, slots, sizes.hidden), dtype, device)
         anchor_state = random(seed + 1, (blocks, sizes.hidden), dtype, device)
@@ -172,7 +189,7 @@ def build_head(sizes: Sizes, device: torch.device) -> tuple[LiLiCorrHead, torch.
         "num_candidates": sizes.candidates,
         "hidden_size": sizes.width,
         "num_layers": 2,
-        "num_heads": 8,
+        "num_heads": sizes.heads,
         "intermediate_size": 2 * sizes.width,
         "factor_dim": sizes.width,
         "logit_scale": SCALE,

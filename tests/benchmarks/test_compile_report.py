@@ -22,15 +22,20 @@ def test_kernels_compile_for_sm_90_without_a_gpu_and_spill_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {kernel["name"].split()[0] for kernel in kernels} == {"tile_maxima", "merge_tiles", "score_and_walk"}
+    pooling = {"tile_maxima", "merge_tiles", "score_and_walk"}
+    products = {"linear_silu", "fuse", "project"}  # whose tiles for many rows fill the card in few programs
+    lattice = {"lattice_attention", "node_sum", "add_norm", "masked_norm", "confidence_hidden"}
+    assert {kernel["name"].split()[0] for kernel in kernels} == pooling | products | lattice
     assert sum(kernel["name"].endswith("residual") for kernel in kernels) == 4
     assert {word for kernel in kernels for word in kernel["name"].split()} >= {"greedy", "exact", "longest"}
     for kernel in kernels:
         assert kernel["spilled"] == 0 and 0 < kernel["registers"] <= 128, kernel
-        assert kernel["shared"] <= 48 * 1024, kernel
+        first = kernel["name"].split()[0]
+        room = 100 if first in products else 56 if first == "lattice_attention" else 48
+        assert kernel["shared"] <= room * 1024, kernel
         assert kernel["wide"], f"row 79: {kernel['name']} moves a row's pointer by 32 bits"
         assert kernel["vectorised"] == 128, kernel
-        if kernel["name"].startswith("score_and_walk"):
+        if first in products | {"lattice_attention", "score_and_walk"}:
             assert kernel["tensor_cores"] == ("float32" not in kernel["name"]), kernel
 
 

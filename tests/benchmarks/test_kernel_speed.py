@@ -23,7 +23,8 @@ def test_dry_run_measures_every_arm_of_every_case(script, tmp_path, monkeypatch)
     assert report["dry_run"] and report["machine"]["torch"] == torch.__version__
     names = [row["case"].split()[0] for row in report["rows"]]
     walks = ["greedy_walk", "exact_path", "longest_path", "residual"]
-    assert names == ["topk_logsumexp", "topk_features", *walks, "head"]
+    pooling, lattice = ["topk_logsumexp", "topk_features"], ["lattice_attention", "lattice_network"]
+    assert names == [*pooling, lattice[0], *walks, lattice[1], "head"]
     for row in report["rows"]:
         assert row["inputs"] >= 8 and row["inputs"] * row["floor_bytes"] >= 2 * script.DRY_RUN_CACHE
         assert next(iter(row["arms"])) == "reference"
@@ -37,6 +38,8 @@ def test_floor_counts_what_a_call_must_read(script):
     sizes = script.Sizes("x", 64, 700, slots=3, candidates=4, width=64)
     found = {case.name.split()[0]: case for case in script.cases(sizes, 2, torch.device("cpu"), compiled=False)}
     assert found["topk_logsumexp"].floor_bytes == 2 * 3 * 700 * 2
+    # Per block: packed projections of 12 nodes, and what is attended.
+    assert found["lattice_attention"].floor_bytes == 2 * (3 + 1) * 12 * 64 * 2
     # Per block: in vectors of 3 slots, out vectors of the first 2, one of the anchor.
     assert found["greedy_walk"].floor_bytes == 2 * 64 * 2 * (3 * 4 + 2 * 4 + 1)
     assert found["residual"].floor_bytes == found["greedy_walk"].floor_bytes + 2 * 3 * 4 * 4

@@ -138,6 +138,7 @@ def test_row_45_every_kernel_file_imports_without_triton_and_auto_works() -> Non
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
         "from lilicorr.kernels import choice, score_and_walk, topk_logsumexp, topk_triton, walk_triton\n"
+        "from lilicorr.kernels import lattice_attention_triton, lattice_nodes_triton, lattice_products_triton\n"
         "assert not choice.triton_installed()\n"
         "topk_logsumexp.topk_features(torch.zeros(2, 9), 3)\n"
         "score_and_walk.score_and_walk(*torch.rand(2, 1, 2, 3, 4), torch.rand(1, 4), torch.ones(1, 2, 3).long(), 8.0)\n"

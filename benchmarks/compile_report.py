@@ -155,8 +155,8 @@ def lattice_cases() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     for dtype, blocks, width in ((torch.bfloat16, 1, 1024), (torch.bfloat16, 32, 1024), (torch.float32, 1, 256)):
         name = f"{short(dtype)} N={blocks} w={width}"
         few, rows = blocks == 1, blocks * 120
-        pointers = {argument: dtype for argument in nodes.node_sum_kernel.arg_names[:9]} | {"ids": torch.int64}
-        scalars = {"stride_token": "i32:16", "slots": "i32", "eps": "fp32", "COUNT": 8, "GATHER": few}
+        pointers = {argument: dtype for argument in nodes.node_sum_kernel.arg_names[:8]}
+        scalars = {"slots": "i32", "eps": "fp32", "COUNT": 8}
         settings = nodes.row_settings(width)
         yield f"node_sum {name}", nodes.node_sum_kernel, pointers | scalars | settings
         pointers = {argument: dtype for argument in nodes.norm_kernel.arg_names[:6]} | {"valid": torch.bool}

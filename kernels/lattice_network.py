@@ -36,13 +36,12 @@ def lattice_vectors(
     hidden: Tensor,
     anchor_state: Tensor,
     anchor_valid: Tensor | None,
-    ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Out and in vectors `[N, S, K, d_e]` and the anchor's `[N, d_e]` of a `LiLiCorrHead`, before they get unit length.
 
     Args:
         head: the module whose weights are used.
-        tokens: projected tokens `[N, S, K, w]`, or with `ids [N, S, K]` (int64) a table `[vocab, w]` of them.
+        tokens: projected tokens `[N, S, K, w]`.
         features: `[N, S, K, 5]`; hidden: `[N, S, d]`; anchor_state: `[N, d]`; anchor_valid: bool `[N]` or `None`.
     """
     from .lattice_attention_triton import lattice_attention
@@ -58,7 +57,7 @@ def lattice_vectors(
         states = head.pass_hidden_proj(hidden.to(dtype))
         features = confidence_hidden(features, norm.weight, norm.bias, norm.eps, first.weight, first.bias)
         slot_table, rank_table = head.slot_embedding[0, 0, :slots, 0], head.rank_embedding[0, 0, 0, :count]
-        nodes, normed = node_sum(tokens, states, second(features), slot_table, rank_table, *weights[0], ids)
+        nodes, normed = node_sum(tokens, states, second(features), slot_table, rank_table, *weights[0])
         for number, layer in enumerate(head.layers):
             packed = F.linear(normed, layer.attn.in_proj_weight, layer.attn.in_proj_bias)
             attended = lattice_attention(packed, head.relative_slot_bias, head.same_slot_bias, count)

@@ -27,7 +27,6 @@ def store_norm(total, weight, normed, column, inside, eps, WIDTH: tl.constexpr):
 @jit
 def node_sum_kernel(
     tokens,
-    ids,
     states,
     confidence,
     slot_table,
@@ -35,21 +34,18 @@ def node_sum_kernel(
     weight,
     nodes_out,
     normed_out,
-    stride_token,
     slots,
     eps,
     COUNT: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_PADDED: tl.constexpr,
-    GATHER: tl.constexpr,
 ):
     """One node and its norm."""
     node = tl.program_id(0).to(tl.int64)
     place = node // COUNT  # of the slot among all blocks' slots
     column = tl.arange(0, WIDTH_PADDED)
     inside = column < WIDTH
-    row = tl.load(ids + node) if GATHER else node
-    total = tl.load(tokens + row * stride_token + column, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(tokens + node * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(states + place * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(confidence + node * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(slot_table + place % slots * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
@@ -147,18 +143,15 @@ def node_sum(
     rank_table: Tensor,
     weight: Tensor,
     eps: float,
-    ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`lattice_reference.node_sum` and its `rms_norm` with `weight [w]`, both `[N, L, w]`; `weight`'s dtype for all."""
     blocks, slots, count, width = confidence.shape
-    tokens = tokens if ids is not None and tokens.stride(-1) == 1 else tokens.reshape(-1, width).contiguous()
     nodes = torch.empty(blocks, slots * count, width, dtype=weight.dtype, device=weight.device)
     normed = torch.empty_like(nodes)
     if not nodes.numel():
         return nodes, normed
     node_sum_kernel[(blocks * slots * count,)](
-        tokens,
-        tokens if ids is None else ids.contiguous(),
+        tokens.contiguous(),
         states.contiguous(),
         confidence.contiguous(),
         slot_table.contiguous(),
@@ -166,11 +159,9 @@ def node_sum(
         weight,
         nodes,
         normed,
-        tokens.stride(0),
         slots,
         eps,
         COUNT=count,
-        GATHER=ids is not None,
         **row_settings(width),
     )
     return nodes, normed

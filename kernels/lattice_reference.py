@@ -26,21 +26,16 @@ def node_sum(
     confidence: Tensor,
     slot_table: Tensor,
     rank_table: Tensor,
-    ids: Tensor | None = None,
 ) -> Tensor:
     """A node for every candidate: its token, its slot's state, its confidence, its slot and its rank.
 
     Args:
-        tokens: `[N, S, K, w]`; with `ids` a table `[vocab, w]` of which each candidate's row is taken.
-        states: `[N, S, w]`; confidence: `[N, S, K, w]`.
-        slot_table: `[S, w]`; rank_table: `[K, w]`.
-        ids: `[N, S, K]` (int64), or `None`.
+        tokens, confidence: `[N, S, K, w]`; states: `[N, S, w]`; slot_table: `[S, w]`; rank_table: `[K, w]`.
 
     Returns:
         `[N, L, w]`.
     """
-    rows = tokens if ids is None else tokens[ids]
-    nodes = rows + states[:, :, None] + confidence + slot_table[:, None] + rank_table
+    nodes = tokens + states[:, :, None] + confidence + slot_table[:, None] + rank_table
     return nodes.flatten(1, 2)
 
 

@@ -153,25 +153,19 @@ class LiLiCorrHead(nn.Module):
         hidden: Tensor,
         anchor_state: Tensor,
         anchor_valid: Tensor | None,
-        ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`factors` before they get unit length, in the head's dtype, from confidence features `[N, S, K, 5]`.
-
-        With `ids [N, S, K]`, `embeds` is a table `[vocab, w]` that went through `token_proj` before.
-        """
+        """`factors` before they get unit length, in the head's dtype, from confidence features `[N, S, K, 5]`."""
         blocks, slots, count = features.shape[:3]
         dtype = self.pass_hidden_proj.weight.dtype
-        tokens = embeds.detach().to(dtype)
-        tokens = self.token_proj(tokens) if ids is None else tokens
+        tokens = self.token_proj(embeds.detach().to(dtype))
         if wants_kernels(self, hidden, features, anchor_state):
-            return lattice_vectors(self, tokens, features, hidden, anchor_state, anchor_valid, ids)
+            return lattice_vectors(self, tokens, features, hidden, anchor_state, anchor_valid)
         nodes = node_sum(
             tokens,
             self.pass_hidden_proj(hidden.to(dtype)),
             self.feature_mlp(features.to(dtype)),
             self.slot_embedding[0, 0, :slots, 0],
             self.rank_embedding[0, 0, 0, :count],
-            ids,
         )
         bias = attention_bias(self.relative_slot_bias, self.same_slot_bias, slots, count)
         for layer in self.layers:

@@ -40,18 +40,6 @@ def test_nodes_are_summed_and_normed(blocks: int, slots: int, count: int, width:
     assert_near(normed, reference.rms_norm(nodes.float(), weight.float(), 1e-6), dtype)
 
 
-@TYPED
-def test_tokens_are_gathered_from_a_table_in_the_same_launch(dtype: torch.dtype) -> None:
-    _, *rest = terms(2, 3, 4, 20, dtype)
-    table, weight = randn(50, 20, dtype=dtype, seed=8), randn(20, dtype=dtype, seed=9)
-    ids = torch.randint(0, 50, (2, 3, 4), generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    ids[0, 0, 0], ids[1, 2, 3] = 49, 0
-    want = lattice_nodes_triton.node_sum(table[ids], *rest, weight, 1e-6)
-    for rows, places in ((table, ids), (randn(50, 40, dtype=dtype)[:, 10:30].copy_(table), ids.mT.contiguous().mT)):
-        got = lattice_nodes_triton.node_sum(rows, *rest, weight, 1e-6, places)
-        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-
-
 def test_strided_terms() -> None:
     tokens, states, confidence, slot_table, rank_table = terms(2, 6, 4, 16)
     weight = randn(16, seed=9)
@@ -120,14 +108,3 @@ def test_no_rows_give_nothing() -> None:
     assert lattice_nodes_triton.masked_norm(rows[:, 0], None, weight, 1e-6).shape == (0, 8)
     layer = (randn(5), randn(5), 1e-5, randn(8, 5), randn(8))
     assert lattice_nodes_triton.confidence_hidden(randn(0, 3, 4, 5), *layer).shape == (0, 3, 4, 8)
-
-
-def test_row_79_a_tables_rows_beyond_two_to_the_31_elements() -> None:
-    _, *rest = terms(1, 1, 2, 16, torch.float16)
-    weight, rows = randn(16, dtype=torch.float16), randn(2, 16, dtype=torch.float16, seed=7)
-    store = torch.zeros(1, dtype=torch.float16, device=DEVICE).new_empty(2**31 + 2000)  # few pages are touched
-    table = store.as_strided((2, 16), (2**31, 1))
-    table.copy_(rows)
-    ids = torch.tensor([[[1, 0]]], device=DEVICE)
-    want = lattice_nodes_triton.node_sum(rows, *rest, weight, 1e-6, ids)[0]
-    assert torch.equal(lattice_nodes_triton.node_sum(table, *rest, weight, 1e-6, ids)[0], want)

@@ -33,13 +33,11 @@ def test_attention_is_torchs_multihead_attention_before_its_last_projection() ->
     assert torch.equal(got, reference.attention(packed, bias))
 
 
-def test_a_table_with_ids_gives_the_nodes_of_its_rows() -> None:
-    table, ids = randn(9, 4), torch.tensor([[[8, 0], [3, 3]]])
-    rest = (randn(1, 2, 4, seed=1), randn(1, 2, 2, 4, seed=2), randn(2, 4, seed=3), randn(2, 4, seed=4))
-    nodes = reference.node_sum(table, *rest, ids)
-    assert torch.equal(nodes, reference.node_sum(table[ids], *rest))
-    states, confidence, slot_table, rank_table = rest
-    want = table[3] + states[0, 1] + confidence[0, 1, 0] + slot_table[1] + rank_table[0]
+def test_a_node_is_the_sum_of_what_is_known_of_its_candidate() -> None:
+    tokens, states, confidence = randn(1, 2, 2, 4), randn(1, 2, 4, seed=1), randn(1, 2, 2, 4, seed=2)
+    slot_table, rank_table = randn(2, 4, seed=3), randn(2, 4, seed=4)
+    nodes = reference.node_sum(tokens, states, confidence, slot_table, rank_table)
+    want = tokens[0, 1, 0] + states[0, 1] + confidence[0, 1, 0] + slot_table[1] + rank_table[0]
     torch.testing.assert_close(nodes[0, 2], want)
 
 

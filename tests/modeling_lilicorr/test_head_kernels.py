@@ -3,7 +3,6 @@
 import pytest
 import torch
 from lilicorr.kernels import choice, lattice_network
-from lilicorr.kernels.reference import unit_vectors
 from lilicorr.modeling_lilicorr.lattice import Block
 from torch import nn
 
@@ -53,23 +52,6 @@ def test_no_blocks_give_no_vectors(monkeypatch) -> None:
     config = tiny_config()
     out, inp, anchor_out = served(lively(config), monkeypatch, "triton", inputs(config, blocks=0))
     assert out.shape == inp.shape == (0, 5, 4, 24) and anchor_out.shape == (0, 24)
-
-
-@needs_triton
-@pytest.mark.parametrize("kernels", ["reference", "triton"])
-def test_a_table_of_projected_tokens_gives_the_same_vectors(kernels: str, monkeypatch) -> None:
-    monkeypatch.setenv("LILICORR_KERNELS", kernels)
-    config = tiny_config()
-    head, given = lively(config).to(DEVICE).head, inputs(config)
-    rest = [given["hidden"].to(DEVICE), given["anchor_state"].to(DEVICE), None]
-    features = torch.rand(3, 5, 4, 5, device=DEVICE)
-    embedding = torch.randn(config.vocab_size, config.hidden_size, device=DEVICE)
-    ids = torch.randint(0, config.vocab_size, (3, 5, 4), device=DEVICE)
-    with torch.no_grad():
-        want = head._vectors(embedding[ids], features, *rest)
-        got = head._vectors(head.token_proj(embedding), features, *rest, ids)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(unit_vectors(one, 1e-6), unit_vectors(other, 1e-6), rtol=0, atol=5e-6)
 
 
 @needs_triton

@@ -160,9 +160,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         anchor = input_ids[0, -1:].to(self.drafter.device)
         states, positions = self._context.waiting()
         self._took_in = states.shape[1]
-        make = self.drafter.draft if self._graphs is None else partial(self._graphs.draft, self.drafter)
-        draft = make(
-            anchor, states, positions, self._context.cache, self._embed, self._project,
+        draft = self.drafter.draft(
+            anchor, states, positions, self._context.cache, self._embed, self._project, graphs=self._graphs,
             num_slots=room if self._draws else wanted, warp=partial(self._warp, input_ids) if self._draws else None,
         )  # fmt: skip
         tokens = draft.tokens[:, :room]

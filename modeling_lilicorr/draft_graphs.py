@@ -70,6 +70,7 @@ class StaticContext(DraftCache):
             keys, values, positions = cache.rows()
             for room, rows in zip((*self._room[0], *self._room[1]), (*keys, *values), strict=True):
                 room[:, :, : cache.length].copy_(rows)
+                room[:, :, cache.length :].zero_()
             self._held[:, : cache.length].copy_(positions)
             cache.leave_for(self)
             self._guest = weakref.ref(cache)
@@ -81,8 +82,9 @@ class StaticContext(DraftCache):
             self._guest = lambda: None
             if guest is not None and guest.away is self:
                 end = guest.length
-                keys, values = ([room[:, :, :end].clone() for room in part] for part in self._room)
-                guest.take_back(keys, values, self._held[:, :end].clone())
+                with torch.inference_mode(False):
+                    keys, values = ([room[:, :, :end].clone() for room in part] for part in self._room)
+                    guest.take_back(keys, values, self._held[:, :end].clone())
 
     def expect(self, start: int, count: int) -> None:
         """Before a pass: `count` real rows are new, behind `start` that are there; no copy from the host."""
@@ -164,7 +166,7 @@ class DraftGraphs:
             draft = self._attempt(lambda: self._whole_draft(drafter, *given, num_slots))
             if draft is not None:
                 return draft
-        return drafter.draft(*given, num_slots=num_slots, warp=warp)
+        return drafter.head.draft(drafter.block(*given, num_slots, warp))
 
     def _attempt(self, replay: Callable[[], Draft]) -> Draft | None:
         """The draft of `replay`, or `None` if its graph cannot be captured, and then no other is tried."""
@@ -205,7 +207,8 @@ class DraftGraphs:
         inputs = (anchor_ids, pad(states, (0, 0, 0, missing)), pad(positions, (0, missing)))
 
         def work(anchor_ids: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-            return _tensors(drafter.draft(anchor_ids, states, positions, context, embed, lm_head, num_slots=num_slots))
+            block = drafter.block(anchor_ids, states, positions, context, embed, lm_head, num_slots)
+            return _tensors(drafter.head.draft(block))
 
         draft = self._replay(drafter, work, inputs, context, num_slots)
         cache.length += count

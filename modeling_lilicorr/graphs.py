@@ -5,13 +5,15 @@
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from ..kernels.choice import interpreted
+
+Made = TypeVar("Made")
 
 WARM_UPS = 3  # runs before a capture: they compile kernels, and libraries set up what they keep
 
@@ -52,7 +54,7 @@ class Graph(Protocol):
         """The queue that work on `device` goes to now."""
         ...
 
-    def capture(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def capture(self, function: Callable[[], Made]) -> Made:
         """Record `function`, which may run several times; its results hold nothing yet and stay in place."""
         ...
 
@@ -85,7 +87,7 @@ class CudaGraph:
         """As in `Graph`."""
         return torch.cuda.current_stream(device).cuda_stream
 
-    def capture(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    def capture(self, function: Callable[[], Made]) -> Made:
         """As in `Graph`; other threads may use the device meanwhile."""
         with torch.cuda.device(self._device):
             own = torch.cuda.current_stream()

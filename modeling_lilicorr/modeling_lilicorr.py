@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..kernels.int8_logits import KnownLogits
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
-from .draft_graphs import KnownGraphs
+from .draft_graphs import DraftGraphs, KnownGraphs
 from .heads import DraftHead, build_head
 from .lattice import Block, Draft
 from .layouts import (
@@ -83,6 +83,7 @@ class LiLiCorrModel(DFlashModel):
         return_lattice: bool = False,
         num_slots: int | None = None,
         warp: Callable[[Tensor, Tensor], Tensor] | None = None,
+        graphs: DraftGraphs | None = None,
     ) -> Draft:
         """Draft one block (paper §3.5): backbone, LM head, lattice, walk.
 
@@ -97,11 +98,14 @@ class LiLiCorrModel(DFlashModel):
             num_slots: draft only the first so many of the `B - 1` slots. The block ends behind them: what a slot hears
                 from masks behind it is of no use to it (`lilicorr replay --num-assistant-tokens` counts).
             warp: for a head that can draw its tokens, see `Block`; others take no notice.
+            graphs: replay the draft where that is possible and no lattice is asked for; `graphs.of` gives them.
 
         Returns:
             `Draft` with tokens `[1, num_slots]`.
         """
         given = (anchor_ids, context_hidden_states, context_positions, cache, embed, lm_head)
+        if graphs is not None and not return_lattice:
+            return graphs.draft(self, *given, num_slots, warp)
         return self.head.draft(self.block(*given, num_slots, warp), return_lattice=return_lattice)
 
     def block(

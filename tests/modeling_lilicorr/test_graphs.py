@@ -106,7 +106,7 @@ class Sequence:
 
     def replayed(self, **options):
         graphs = self.drafter.graphs.of(self.drafter, self.embedding, self.lm_head)
-        return self.next(lambda *given, **more: graphs.draft(self.drafter, *given, **more), **options)
+        return self.next(self.drafter.draft, graphs=graphs, **options)
 
     def plain(self, **options):
         return self.next(self.drafter.draft, **options)
@@ -235,19 +235,37 @@ def test_weights_changed_in_place_are_seen_and_weights_laid_elsewhere_are_captur
 
 def test_a_bad_state_spoils_its_own_draft_only(target):
     drafter = drafter_for(target)
-    one = Sequence(target, drafter, [9, 2, 2])
-    embedding, graphs = one.embedding, drafter.graphs.of(drafter, one.embedding, one.lm_head)
+    one = Sequence(target, drafter, [9, 5])
+    graphs = drafter.graphs.of(drafter, one.embedding, one.lm_head)
 
     def poisoned(anchor, states, *rest, **options):
         return graphs.draft(drafter, anchor, states * torch.nan, *rest, **options)
 
     one.replayed()
     assert not one.next(poisoned).finite.any()
-    fresh, plain = (Sequence(target, drafter, [7, 2, 3], seed=5) for _ in range(2))
-    assert fresh.embedding is embedding
+    fresh, plain = (Sequence(target, drafter, [3, 2, 3], seed=5) for _ in range(2))
     for _ in range(3):
         assert_same(fresh.replayed(), plain.plain())
-    assert Graph.made == 1  # the buffers had held NaN
+    assert Graph.made == 1  # its columns 9 to 13 had held NaN, and nothing is written there
+
+
+def test_a_lattice_is_worked_out_and_shows_what_a_graph_commits(target):
+    drafter = drafter_for(target, "residual")
+    one, other = (Sequence(target, drafter, [9, 3, 2]) for _ in range(2))
+    for _ in range(3):
+        draft = other.replayed(return_lattice=True)
+        assert torch.equal(draft.lattice.candidates.gather(-1, draft.lattice.picks[..., None])[..., 0], draft.tokens)
+        assert_same(one.replayed(), draft)
+    assert Graph.made == 2
+
+
+def test_inference_mode_may_come_and_go(target):
+    drafter = drafter_for(target)
+    one, other = (Sequence(target, drafter, [9] + [3] * 8) for _ in range(2))
+    for step in range(9):
+        want = other.plain()
+        with torch.inference_mode(step in (1, 2, 4, 7)):
+            assert_same(one.plain() if step in (4, 5, 6) else one.replayed(), want)
 
 
 @pytest.fixture

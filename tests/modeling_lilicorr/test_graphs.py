@@ -2,32 +2,18 @@
 
 import copy
 import gc
-import logging
 import pickle
 
 import pytest
 import torch
-from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.modeling_lilicorr import draft_graphs
 from lilicorr.modeling_lilicorr.draft_graphs import MAX_GRAPHS, KnownGraphs
-from lilicorr.modeling_lilicorr.graphs import CudaGraph, graphs_asked_for
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from lilicorr.modeling_lilicorr.graphs import CudaGraph
 
+from .conftest import BLOCK, CUDA, DEVICE, HEADS, SIZES, Graph, Sequence, assert_same, drafter_for, prompt
 from .tape import TapeGraph
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-BLOCK, DIM, VOCAB = 6, 32, 97
-HEADS = {
-    "none": ("none", {}),
-    "lilicorr": ("lilicorr", {}),
-    "residual": ("lilicorr", {"residual": True}),
-    "dcoco": ("dcoco", {}),
-    "domino": ("domino", {}),
-    "dspark": ("dspark", {"markov_head_type": "rnn"}),
-    "selector": ("selector", {}),
-}
+pytestmark = pytest.mark.usefixtures("asked_for")
 BACKBONES = {
     "eager": {"attention": "eager"},
     "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
@@ -35,89 +21,6 @@ BACKBONES = {
     "biased": {"attention_bias": True},
     "linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
 }
-
-
-@pytest.fixture(scope="module")
-def target():
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=DIM, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.35, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().to(DEVICE)
-
-
-def drafter_for(target, head="lilicorr", attention="sdpa", **changes):
-    torch.manual_seed(11)
-    head_type, settings = HEADS[head]
-    config = LiLiCorrConfig.for_target(
-        target.config, head_type=head_type, num_hidden_layers=2, block_size=BLOCK, mask_token_id=0,
-        target_layer_ids=[0, 1, 2], **changes,
-    )  # fmt: skip
-    config.head_config.update(settings)
-    drafter = LiLiCorrModel._from_config(config, attn_implementation=attention).eval().to(DEVICE)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    drafter.graphs = KnownGraphs(Graph)
-    return drafter
-
-
-class Graph(CudaGraph if CUDA else TapeGraph):
-    """What captures here; counts."""
-
-    made = 0
-    replays = 0
-
-    def __init__(self, device):
-        super().__init__(device)
-        Graph.made += 1
-
-    def replay(self):
-        Graph.replays += 1
-        super().replay()
-
-
-@pytest.fixture(autouse=True)
-def asked_for(monkeypatch):
-    monkeypatch.setenv("LILICORR_GRAPHS", "1")
-    monkeypatch.delenv("LILICORR_KERNELS", raising=False)
-    monkeypatch.setattr(draft_graphs, "SMALLEST", 16)
-    Graph.made = Graph.replays = 0
-    with torch.no_grad():
-        yield
-
-
-class Sequence:
-    """A text of random states that grows by `sizes` rows a block, drafted in whatever way `next` is told."""
-
-    def __init__(self, target, drafter, sizes, seed=0):
-        self.drafter, self.sizes, self.start, self.cache = drafter, list(sizes), 0, drafter.new_cache()
-        self.embedding, self.lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def next(self, draft, **options):
-        size = self.sizes.pop(0)
-        states = torch.randn(1, size, 3 * DIM, generator=self.generator).to(DEVICE)
-        anchor = torch.randint(0, VOCAB, (1,), generator=self.generator).to(DEVICE)
-        positions = torch.arange(self.start, self.start + size, device=DEVICE)[None]
-        self.start += size
-        return draft(anchor, states, positions, self.cache, self.embedding, self.lm_head, **options)
-
-    def replayed(self, **options):
-        graphs = self.drafter.graphs.of(self.drafter, self.embedding, self.lm_head)
-        return self.next(self.drafter.draft, graphs=graphs, **options)
-
-    def plain(self, **options):
-        return self.next(self.drafter.draft, **options)
-
-
-def assert_same(got, want):
-    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.finite, want.finite)
-    torch.testing.assert_close(got.probabilities(), want.probabilities(), rtol=1e-3, atol=1e-5)
-
-
-SIZES = [9, 1, 6, 3, 2, 6, 6, 4, 1, 1, 6, 5]  # a prompt, then what blocks commit; 50 rows
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -268,75 +171,6 @@ def test_inference_mode_may_come_and_go(target):
             assert_same(one.plain() if step in (4, 5, 6) else one.replayed(), want)
 
 
-@pytest.fixture
-def said(caplog):
-    """Reasons that were told at debug level."""
-    caplog.set_level(logging.DEBUG, logger=draft_graphs.logger.name)
-    return lambda: [record.getMessage() for record in caplog.records if record.name == draft_graphs.logger.name]
-
-
-def hooked(module):
-    return module.register_forward_hook(lambda *_: None).remove
-
-
-def before(module):
-    return module.register_forward_pre_hook(lambda *_: None).remove
-
-
-def training(module):
-    module.train()
-    return module.eval
-
-
-def offloaded(module):
-    module._hf_hook = None
-    return lambda: delattr(module, "_hf_hook")
-
-
-def of_its_own_kind(module):
-    weight = module.weight
-    module.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    module.weight.__class__ = type("Packed", (nn.Parameter,), {})
-    return lambda: setattr(module, "weight", weight)
-
-
-def spread(module):
-    weight = module.weight
-    module.weight = nn.Parameter(weight.detach().to("meta"), requires_grad=False)
-    return lambda: setattr(module, "weight", weight)
-
-
-CASES = [
-    (hooked, "has a hook"), (before, "has a hook"), (offloaded, "has a hook"), (training, "in training mode"),
-    (of_its_own_kind, "weights of the kind Packed"), (spread, "weights on meta"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change,reason", CASES)
-def test_only_the_head_is_captured_where_lm_head_or_backbone_forbid_more(target, said, change, reason):
-    drafter = drafter_for(target)
-    embedding, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-    for module in (lm_head, drafter.layers[1].mlp.down_proj):
-        undo = change(module)
-        graphs = drafter.graphs.of(drafter, embedding, lm_head)
-        assert graphs is drafter.graphs.of(drafter, embedding, lm_head) and not graphs._whole
-        undo()
-        assert drafter.graphs.of(drafter, embedding, lm_head)._whole
-    assert len(said()) <= 2 and all(f"{reason}" in each and "only the head" in each for each in said())
-
-
-@pytest.mark.parametrize("change,reason", CASES)
-def test_nothing_is_captured_where_head_or_embedding_forbid_it(target, said, change, reason):
-    drafter = drafter_for(target)
-    embedding, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-    for module in (embedding, drafter.head.out_head):
-        undo = change(module)
-        assert drafter.graphs.of(drafter, embedding, lm_head) is drafter.graphs.of(drafter, embedding, lm_head) is None
-        undo()
-        assert drafter.graphs.of(drafter, embedding, lm_head) is not None
-    assert 1 <= len(said()) <= 2 and all(reason in each for each in said())
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_a_captured_head_behind_a_hooked_lm_head(target, head):
     drafter = drafter_for(target, head)
@@ -350,90 +184,6 @@ def test_a_captured_head_behind_a_hooked_lm_head(target, head):
     assert first.cache.length == second.cache.length == sum(SIZES)
 
 
-@pytest.mark.parametrize(
-    "changes,reason",
-    [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic rotary"),
-        ({}, "flash_attention_2 attention"),
-    ],
-)
-def test_a_backbone_that_needs_the_host_has_only_its_head_captured(target, said, changes, reason):
-    drafter = drafter_for(target, **changes)
-    if not changes:
-        drafter.config._attn_implementation_internal = "flash_attention_2"
-    assert not drafter.graphs.of(drafter, target.get_input_embeddings(), target.get_output_embeddings())._whole
-    assert len(said()) == 1 and reason in said()[0]
-
-
-def test_drafts_that_are_drawn_or_learn_or_stand_in_another_capture_are_worked_out(target, said, monkeypatch):
-    drafter = drafter_for(target)
-    one, other = (Sequence(target, drafter, [9] + [2] * 9) for _ in range(2))
-    for sequence in (one, other):
-        sequence.plain()
-    for _ in range(2):
-        assert_same(one.replayed(warp=lambda drafted, logits: logits), other.plain())
-        with torch.enable_grad():
-            assert one.replayed().probabilities().requires_grad
-        with monkeypatch.context() as patch:
-            patch.setattr(Graph, "capturing", staticmethod(lambda: True))
-            one.replayed()
-        for _ in range(2):
-            other.plain()
-        with torch.autocast(DEVICE, torch.bfloat16):
-            assert_same(one.replayed(), other.plain())
-        assert Graph.made == 0
-    reasons = ("tokens are drawn", "gradients are on", "another capture", "autocast")
-    assert len(said()) == 4 and all(reason in text for reason, text in zip(reasons, said(), strict=True))
-    assert_same(one.replayed(), other.plain())
-    assert Graph.made == 1
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_capture_that_fails_is_not_tried_again_and_changes_nothing(target, said, whole):
-    drafter = drafter_for(target)
-    if not whole:
-        hooked(drafter.norm)
-    real = drafter.head.draft
-
-    def reads(block, return_lattice=False):
-        assert int(block.anchor_ids[0]) >= 0  # waits for the device
-        return real(block, return_lattice)
-
-    drafter.head.draft = reads
-    one, other = (Sequence(target, drafter, SIZES) for _ in range(2))
-    for _ in SIZES:
-        assert_same(one.replayed(), other.plain())
-    assert one.cache.length == other.cache.length == sum(SIZES)
-    assert Graph.made == 1 and Graph.replays == 0
-    assert sum("a capture failed" in text for text in said()) == 1 and len(said()) == 1 + (not whole)
-
-
-def test_graphs_are_asked_for_by_one_variable(target, monkeypatch):
-    drafter = drafter_for(target)
-    modules = target.get_input_embeddings(), target.get_output_embeddings()
-    for value, asked in (("1", True), ("0", False), ("", False), (None, False)):
-        monkeypatch.delenv("LILICORR_GRAPHS", raising=False)
-        if value is not None:
-            monkeypatch.setenv("LILICORR_GRAPHS", value)
-        assert graphs_asked_for() is asked
-        assert (drafter.graphs.of(drafter, *modules) is not None) is asked
-    monkeypatch.setenv("LILICORR_GRAPHS", "yes")
-    with pytest.raises(ValueError, match=r"^LILICORR_GRAPHS is 'yes'; set it to 1 or 0, or unset it\.$"):
-        drafter.graphs.of(drafter, *modules)
-
-
-def test_cuda_graphs_refuse_other_devices_rocm_and_the_interpreter(monkeypatch):
-    cuda = torch.device("cuda", 0)
-    assert "the drafter is on cpu" in CudaGraph.refusal(torch.device("cpu"))
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "interpreter" in CudaGraph.refusal(cuda)
-    monkeypatch.delenv("TRITON_INTERPRET")
-    assert CudaGraph.refusal(cuda) is None
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert CudaGraph.refusal(cuda) is not None
-
-
 def test_copies_and_pickles_of_a_drafter_have_graphs_of_their_own(target):
     drafter = drafter_for(target)
     sequence = Sequence(target, drafter, [9, 2])
@@ -441,10 +191,6 @@ def test_copies_and_pickles_of_a_drafter_have_graphs_of_their_own(target):
         sequence.replayed()
     assert len(pickle.loads(pickle.dumps(drafter.graphs))._by_head) == 0
     assert len(copy.deepcopy(drafter).graphs._by_head) == 0
-
-
-def prompt(seed=0, length=9):
-    return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -474,24 +220,6 @@ def test_generate_goes_on_in_a_chat_and_between_chats(target):
                             assistant_model=drafter)  # fmt: skip
             drafts.setdefault(way, []).append(drafter.last_generation.committed_per_block)
     assert drafts["replayed"] == drafts["plain"] and (CUDA or Graph.replays > 0)
-
-
-@pytest.mark.skipif(CUDA, reason="needs a machine without a GPU")
-def test_generate_with_the_variable_set_falls_back_without_a_gpu(target, said):
-    drafter = drafter_for(target)
-    drafter.graphs = KnownGraphs()
-    for _ in range(2):
-        plain = target.generate(prompt(), max_new_tokens=20, do_sample=False)
-        assert torch.equal(plain, target.generate(prompt(), max_new_tokens=20, assistant_model=drafter))
-    assert said() == [
-        "A draft is not replayed as a captured graph: graphs need a CUDA device, and the drafter is on cpu."
-    ]
-
-
-def test_sampled_drafts_are_worked_out(target, said):
-    drafter = drafter_for(target, "dspark", proposal="sampled")
-    out = target.generate(prompt(), max_new_tokens=20, do_sample=True, assistant_model=drafter)
-    assert out.shape == (1, 29) and Graph.made == 0 and "tokens are drawn" in said()[0]
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

@@ -215,10 +215,13 @@ class DraftGraphs:
         return draft
 
     def _head_draft(self, drafter: "LiLiCorrModel", block: Block) -> Draft:
-        def work(hidden: Tensor, logits: Tensor, anchor_ids: Tensor, anchor_state: Tensor) -> tuple[Tensor, ...]:
-            return _tensors(drafter.head.draft(Block(hidden, logits, anchor_ids, anchor_state, None, block.embed)))
+        embed, own_row = block.embed, block.anchor_hidden
+        assert own_row is not None  # `LiLiCorrModel.block` gives it
 
-        return self._replay(drafter, work, (block.hidden, block.logits, block.anchor_ids, block.anchor_state))
+        def work(hidden: Tensor, logits: Tensor, ids: Tensor, state: Tensor, own_row: Tensor) -> tuple[Tensor, ...]:
+            return _tensors(drafter.head.draft(Block(hidden, logits, ids, state, None, embed, None, own_row)))
+
+        return self._replay(drafter, work, (block.hidden, block.logits, block.anchor_ids, block.anchor_state, own_row))
 
     def _replay(
         self,
@@ -231,8 +234,9 @@ class DraftGraphs:
         """The draft that `work` makes of `inputs`, from the graph of their kind, captured if it is new."""
         device = inputs[0].device
         shapes = tuple((tuple(given.shape), given.dtype) for given in inputs)
-        settings = (kernel_choice(), drafter.head.num_candidates, drafter.config._attn_implementation, num_slots)
-        key = (self._graph.stream(device), context, shapes, settings)
+        head = drafter.head
+        settings = (kernel_choice(), head.num_candidates, getattr(head, "rule", None), num_slots)
+        key = (self._graph.stream(device), context, shapes, settings, drafter.config._attn_implementation)
         if key not in self._captured:
             self._captured[key] = Captured(self._graph(device), work, inputs)
             if len(self._captured) > MAX_GRAPHS:

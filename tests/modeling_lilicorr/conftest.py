@@ -19,11 +19,14 @@ HEADS = {
     "none": ("none", {}),
     "lilicorr": ("lilicorr", {}),
     "residual": ("lilicorr", {"residual": True}),
+    "longest path": ("lilicorr", {"walk": "longest"}),
     "dcoco": ("dcoco", {}),
     "domino": ("domino", {}),
     "dspark": ("dspark", {"markov_head_type": "rnn"}),
     "selector": ("selector", {}),
 }
+if CUDA:  # on a CPU it looks whether its passes agree, and a capture must not look
+    HEADS["xpress"] = ("xpress", {})
 
 
 @pytest.fixture(scope="session")

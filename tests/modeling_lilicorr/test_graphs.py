@@ -19,6 +19,7 @@ BACKBONES = {
     "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
     "all sliding, eager": {"attention": "eager", "layer_types": ["sliding_attention"] * 2, "sliding_window": 7},
     "biased": {"attention_bias": True},
+    "convolved": {"conv_kernel_size": 3, "conv_group_size": 8},
     "linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lilicorr.kernels.choice import triton_installed
+from lilicorr.modeling_lilicorr.graphs import WARM_UPS, CudaGraph
 from torch import Tensor
 
 
@@ -24,20 +25,12 @@ def prepare(
         for given in inputs:
             arm(*given)
 
-    if device.type != "cuda":
-        once()
-        return once
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
+    if device.type != "cuda" or not captured:
+        for _ in range(WARM_UPS if device.type == "cuda" else 1):
             once()
-    torch.cuda.current_stream().wait_stream(aside)
-    if not captured:
         return once
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        once()
+    graph = CudaGraph(device)
+    graph.capture(once)
     graph.replay()
     return graph.replay
 

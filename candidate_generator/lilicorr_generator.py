@@ -81,6 +81,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._target_dtype = target.dtype
         on_cpu = drafter.device.type == target.device.type == "cpu"
         self._fast_logits = drafter.fast_logits.of(self._lm_head) if on_cpu else None
+        self._graphs = drafter.graphs.of(drafter, self._embedding, self._lm_head)
         self._max_length: int = generation_config.max_length
         eos = generation_config.eos_token_id
         self._eos = None if eos is None else torch.as_tensor(eos, device=drafter.device).reshape(-1)
@@ -160,7 +161,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         states, positions = self._context.waiting()
         self._took_in = states.shape[1]
         draft = self.drafter.draft(
-            anchor, states, positions, self._context.cache, self._embed, self._project,
+            anchor, states, positions, self._context.cache, self._embed, self._project, graphs=self._graphs,
             num_slots=room if self._draws else wanted, warp=partial(self._warp, input_ids) if self._draws else None,
         )  # fmt: skip
         tokens = draft.tokens[:, :room]

@@ -3,7 +3,9 @@
 Parameter names and shapes are z-lab's, so their checkpoints load unchanged: `fc`, `hidden_norm`, `layers.*`, `norm`.
 """
 
+import copy
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +26,32 @@ from .configuration_lilicorr import LiLiCorrConfig
 Rotation = tuple[Tensor, Tensor]  # cos and sin, each [rows, length, head_dim]
 
 
+class Lodging(Protocol):
+    """Where the rows of a `DraftCache` may be instead."""
+
+    def send_home(self) -> None:
+        """Give them back."""
+        ...
+
+
 class DraftCache:
     """Keys and values of the committed context, one growing buffer a layer; each context row is projected once.
 
     The block's own rows are written behind the context for the time of one pass and overwritten by the next, so there
-    is nothing to crop.
+    is nothing to crop. The rows may be away in a captured graph's buffers (`draft_graphs.py`); they come home as soon
+    as anything here needs them.
     """
 
     def __init__(self, num_layers: int) -> None:
         self.length = 0
+        self.away: Lodging | None = None
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
         self._positions: Tensor | None = None
 
     def place(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write rows `[1, kv_heads, new, head_dim]` behind the context; return keys and values of context and rows."""
+        self._come_home()
         end = self.length + keys.shape[2]
         self._keys[layer] = _room_for(self._keys[layer], keys, self.length, end)
         self._values[layer] = _room_for(self._values[layer], values, self.length, end)
@@ -50,13 +63,55 @@ class DraftCache:
 
     def commit(self, positions: Tensor) -> None:
         """Keep the first `len(positions)` rows placed since the last commit as context; `positions [1, new]`."""
-        self._positions = positions if self._positions is None else torch.cat([self._positions, positions], dim=1)
+        self._positions = self.past(positions)
         self.length = self._positions.shape[1]
 
     @property
     def positions(self) -> Tensor | None:
         """Positions of the committed rows, `[1, length]`, or `None` while empty."""
+        self._come_home()
         return self._positions
+
+    def past(self, positions: Tensor) -> Tensor:
+        """Positions of the context columns of a pass with new rows at `positions [1, new]`."""
+        return positions if self.positions is None else torch.cat([self.positions, positions], dim=1)
+
+    def newest(self, rows: Tensor) -> Tensor:
+        """Of new rows `[1, new, ...]` the last, `[1, ...]`."""
+        return rows[:, -1]
+
+    def mask(self, size: int) -> Tensor | None:
+        """Which columns a block of `size` rows may see, as `attention_mask` of `decode_block`; `None` for all."""
+        return None
+
+    def rows(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Keys and values `[1, kv_heads, length, head_dim]` of every layer, and positions, of at least one row."""
+        positions = self.positions
+        assert positions is not None
+        keys, values = (
+            [rows[:, :, : self.length] for rows in part if rows is not None] for part in (self._keys, self._values)
+        )
+        return keys, values, positions
+
+    def leave_for(self, lodging: Lodging) -> None:
+        """Keep no rows here: they are in `lodging`."""
+        self.away, self._positions = lodging, None
+        self._keys, self._values = [None] * len(self._keys), [None] * len(self._values)
+
+    def take_back(self, keys: list[Tensor], values: list[Tensor], positions: Tensor) -> None:
+        """Keep these as the rows, as `rows` gives them."""
+        self.away, self._positions = None, positions
+        self._keys, self._values = [*keys], [*values]
+
+    def _come_home(self) -> None:
+        if self.away is not None:
+            self.away.send_home()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DraftCache":
+        self._come_home()
+        copied = object.__new__(type(self))
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
 
 
 def _room_for(buffer: Tensor | None, like: Tensor, length: int, end: int) -> Tensor:
@@ -244,9 +299,7 @@ class DFlashModel(DFlashPreTrainedModel):
         context_rotation = self.rotary_emb(noise_embeds, context_positions)
         masks = {"full_attention": attention_mask}
         if "sliding_attention" in self.config.layer_types:
-            past = context_positions
-            if cache is not None and cache.positions is not None:
-                past = torch.cat([cache.positions, context_positions], dim=1)
+            past = context_positions if cache is None else cache.past(context_positions)
             window = self.config.sliding_window
             assert window is not None  # `validate` saw to it
             masks["sliding_attention"] = _window(attention_mask, past, block_positions, window)

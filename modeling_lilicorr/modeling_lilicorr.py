@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..kernels.int8_logits import KnownLogits
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
+from .draft_graphs import DraftGraphs, KnownGraphs
 from .heads import DraftHead, build_head
 from .lattice import Block, Draft
 from .layouts import (
@@ -37,8 +38,8 @@ class LiLiCorrModel(DFlashModel):
     """A drafter for `target.generate(..., assistant_model=drafter)`.
 
     It holds no embedding and no LM head: both are the target's, handed in at every call. It keeps no state between
-    calls either, apart from the figures of `last_generation`, the durations in `step_times` and eight-bit copies of LM
-    heads in `fast_logits`.
+    calls either, apart from the figures of `last_generation`, the durations in `step_times`, eight-bit copies of LM
+    heads in `fast_logits` and captured drafts in `graphs`.
     """
 
     def __init__(self, config: LiLiCorrConfig) -> None:
@@ -51,6 +52,7 @@ class LiLiCorrModel(DFlashModel):
         self.last_generation: GenerationFigures | None = None  # of the latest `generate` call that it served
         self.step_times = KnownTimes()
         self.fast_logits = KnownLogits()
+        self.graphs = KnownGraphs()
         self.add_module(config.head_type, build_head(config))
         self.post_init()
         install()
@@ -81,6 +83,7 @@ class LiLiCorrModel(DFlashModel):
         return_lattice: bool = False,
         num_slots: int | None = None,
         warp: Callable[[Tensor, Tensor], Tensor] | None = None,
+        graphs: DraftGraphs | None = None,
     ) -> Draft:
         """Draft one block (paper §3.5): backbone, LM head, lattice, walk.
 
@@ -95,19 +98,37 @@ class LiLiCorrModel(DFlashModel):
             num_slots: draft only the first so many of the `B - 1` slots. The block ends behind them: what a slot hears
                 from masks behind it is of no use to it (`lilicorr replay --num-assistant-tokens` counts).
             warp: for a head that can draw its tokens, see `Block`; others take no notice.
+            graphs: replay the draft where that is possible and no lattice is asked for; `graphs.of` gives them.
 
         Returns:
             `Draft` with tokens `[1, num_slots]`.
         """
+        given = (anchor_ids, context_hidden_states, context_positions, cache, embed, lm_head)
+        if graphs is not None and not return_lattice:
+            return graphs.draft(self, *given, num_slots, warp)
+        return self.head.draft(self.block(*given, num_slots, warp), return_lattice=return_lattice)
+
+    def block(
+        self,
+        anchor_ids: Tensor,
+        context_hidden_states: Tensor,
+        context_positions: Tensor,
+        cache: DraftCache,
+        embed: Callable[[Tensor], Tensor],
+        lm_head: Callable[[Tensor], Tensor],
+        num_slots: int | None = None,
+        warp: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Block:
+        """What the head is shown for one block, from backbone and LM head; arguments as of `draft`."""
         context = self.project_context(context_hidden_states)
         ids = self.block_ids(anchor_ids, num_slots)
-        block_positions = context_positions[:, -1:] + 1 + torch.arange(ids.shape[1], device=self.device)
+        size = ids.shape[1]
+        block_positions = cache.newest(context_positions)[:, None] + 1 + torch.arange(size, device=self.device)
         noise = embed(ids).to(device=self.device, dtype=self.dtype)
-        states = self.decode_block(noise, context, block_positions, context_positions, cache=cache)
+        states = self.decode_block(noise, context, block_positions, context_positions, cache.mask(size), cache)
         hidden = states[:, 1:]
         logits = lm_head(hidden)[..., : self.config.vocab_size]
-        block = Block(hidden, logits, anchor_ids, context[:, -1], None, embed, warp, states[:, 0])
-        return self.head.draft(block, return_lattice=return_lattice)
+        return Block(hidden, logits, anchor_ids, cache.newest(context), None, embed, warp, states[:, 0])
 
     def get_candidate_generator(
         self,

@@ -14,11 +14,13 @@ def test_every_recipe_in_the_repository_reads(path):
     assert isinstance(settings.learning_rate, float) and settings.objective.beta > 0
 
 
-def test_the_two_arms_differ_in_the_head_only():
+def test_the_arms_of_a_stage_differ_in_the_head_only():
     arms = [TrainSettings.from_recipe(p, **REQUIRED).identity() for p in RECIPES if p.stem.startswith("4-")]
-    assert len(arms) == 2
-    differing = {key for key in arms[0] if arms[0][key] != arms[1][key]}
-    assert differing == {"head_type", "head_learning_rate"}
+    assert len(arms) == 3
+    differing = {key for arm in arms for key in arm if arm[key] != arms[0][key]}
+    assert differing == {"head_type", "head_learning_rate", "config"}
+    assert len({arm["config"].pop("head_config", None) is None for arm in arms}) == 2
+    assert all(arm["config"] == arms[0]["config"] for arm in arms)
 
 
 def test_options_win_over_the_file(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .choice import interpreted
-from .triton_shared import jit, next_power_of_2, tl
+from .triton_shared import jit, next_power_of_2, tl, triton
 
 FEW = 32  # blocks times heads; up to these, small tiles make programs for more of the card
 
@@ -119,7 +119,7 @@ def lattice_attention(packed: Tensor, relative: Tensor, same: Tensor, count: int
     if not out.numel():
         return out
     settings = attention_settings(blocks, heads, biases, count, width // heads, packed.dtype)
-    query_tiles = -(-length // settings["QUERIES"])
+    query_tiles = triton.cdiv(length, settings["QUERIES"])
     lattice_attention_kernel[(blocks * heads * query_tiles,)](
         packed,
         relative.contiguous(),

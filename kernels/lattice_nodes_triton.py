@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .triton_shared import jit, next_power_of_2, tl
+from .triton_shared import jit, next_power_of_2, silu, tl
 
 FEATURES = 5
 FEW = 512  # rows of confidence features; up to these each gets a program of its own
@@ -119,8 +119,7 @@ def confidence_hidden_kernel(
         for number in tl.static_range(FEATURES):
             heights = tl.load(weight + column * FEATURES + number, mask=inside, other=0.0).to(tl.float32)
             total += tl.sum(tl.where(feature == number, normed, 0.0), axis=0) * heights
-        total = total / (1.0 + tl.exp(-total))
-        tl.store(out + row * WIDTH + column, total.to(half), mask=column < tl.where(row < rows, WIDTH, 0))
+        tl.store(out + row * WIDTH + column, silu(total).to(half), mask=column < tl.where(row < rows, WIDTH, 0))
 
 
 def row_settings(width: int) -> dict[str, int]:

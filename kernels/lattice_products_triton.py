@@ -11,38 +11,49 @@ import torch
 from torch import Tensor
 
 from .choice import interpreted
-from .triton_shared import jit, next_power_of_2, tl
+from .triton_shared import jit, next_power_of_2, silu, tl, triton
 
 FEW = 512  # rows; up to these the weights' bytes rule and tiles are small, so that all of the card reads them
 
 
 @jit
-def silu(values):
-    """`values * sigmoid(values)`."""
-    return values / (1.0 + tl.exp(-values))
-
-
-@jit
-def add_products(
-    total,
+def linear_tile(
     rows,
     weight,
-    in_rows,
-    in_columns,
+    bias,
+    out,
+    program,
+    length,
     WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS_TILE: tl.constexpr,
+    COLUMNS_TILE: tl.constexpr,
     CHUNK: tl.constexpr,
     WIDEN: tl.constexpr,
+    SILU: tl.constexpr,
 ):
-    """`total [R, C]` (fp32) plus `rows @ weight.T`, from pointers `rows [R, 1]` and `weight [C, 1]` to their starts."""
+    """Tile `program` (of rows) by this program's tile of columns of `rows @ weight.T + bias`, on request with SiLU."""
+    tiles = (COLUMNS + COLUMNS_TILE - 1) // COLUMNS_TILE
+    first = program.to(tl.int64) * ROWS_TILE
+    row = tl.arange(0, ROWS_TILE)
+    column = tl.program_id(0) % tiles * COLUMNS_TILE + tl.arange(0, COLUMNS_TILE)
+    in_rows, in_columns = (row < length - first)[:, None], column < COLUMNS
+    sources = rows + first * WIDTH + row[:, None] * WIDTH
+    heights = weight + column[:, None] * WIDTH
+    total = tl.zeros([ROWS_TILE, COLUMNS_TILE], dtype=tl.float32)
+    total += tl.load(bias + column, mask=in_columns, other=0.0).to(tl.float32)[None, :]
     for start in range(0, WIDTH, CHUNK):
         dim = start + tl.arange(0, CHUNK)
         real = (dim < WIDTH)[None, :]
-        a = tl.load(rows + dim[None, :], mask=in_rows & real, other=0.0)
-        b = tl.load(weight + dim[None, :], mask=in_columns & real, other=0.0)
+        a = tl.load(sources + dim[None, :], mask=in_rows & real, other=0.0)
+        b = tl.load(heights + dim[None, :], mask=in_columns[:, None] & real, other=0.0)
         if WIDEN:
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
-    return total
+    if SILU:
+        total = silu(total)
+    places = out + first * COLUMNS + (row[:, None] * COLUMNS + column[None, :])
+    tl.store(places, total.to(out.dtype.element_ty), mask=in_rows & in_columns[None, :])
 
 
 @jit
@@ -60,25 +71,10 @@ def linear_silu_kernel(
     WIDEN: tl.constexpr,
 ):
     """One tile of `silu(rows @ weight.T + bias)`."""
-    tiles = (COLUMNS + COLUMNS_TILE - 1) // COLUMNS_TILE
-    first = (tl.program_id(0) // tiles).to(tl.int64) * ROWS_TILE
-    row = tl.arange(0, ROWS_TILE)
-    column = tl.program_id(0) % tiles * COLUMNS_TILE + tl.arange(0, COLUMNS_TILE)
-    in_rows, in_columns = (row < length - first)[:, None], column < COLUMNS
-    total = tl.zeros([ROWS_TILE, COLUMNS_TILE], dtype=tl.float32)
-    total += tl.load(bias + column, mask=in_columns, other=0.0).to(tl.float32)[None, :]
-    total = add_products(
-        total,
-        rows + first * WIDTH + row[:, None] * WIDTH,
-        weight + column[:, None] * WIDTH,
-        in_rows,
-        in_columns[:, None],
-        WIDTH,
-        CHUNK,
-        WIDEN,
+    program = tl.program_id(0) // ((COLUMNS + COLUMNS_TILE - 1) // COLUMNS_TILE)
+    linear_tile(
+        rows, weight, bias, out, program, length, WIDTH, COLUMNS, ROWS_TILE, COLUMNS_TILE, CHUNK, WIDEN, SILU=True
     )
-    places = out + first * COLUMNS + (row[:, None] * COLUMNS + column[None, :])
-    tl.store(places, silu(total).to(out.dtype.element_ty), mask=in_rows & in_columns[None, :])
 
 
 @jit
@@ -162,24 +158,9 @@ def project_kernel(
     else:
         source, weight, bias, target, length = anchor, anchor_weight, anchor_bias, anchor_out, anchors
         program -= 2 * row_tiles
-    first = program.to(tl.int64) * ROWS_TILE
-    row = tl.arange(0, ROWS_TILE)
-    column = tl.program_id(0) % tiles * COLUMNS_TILE + tl.arange(0, COLUMNS_TILE)
-    in_rows, in_columns = (row < length - first)[:, None], column < COLUMNS
-    total = tl.zeros([ROWS_TILE, COLUMNS_TILE], dtype=tl.float32)
-    total += tl.load(bias + column, mask=in_columns, other=0.0).to(tl.float32)[None, :]
-    total = add_products(
-        total,
-        source + first * WIDTH + row[:, None] * WIDTH,
-        weight + column[:, None] * WIDTH,
-        in_rows,
-        in_columns[:, None],
-        WIDTH,
-        CHUNK,
-        WIDEN,
+    linear_tile(
+        source, weight, bias, target, program, length, WIDTH, COLUMNS, ROWS_TILE, COLUMNS_TILE, CHUNK, WIDEN, SILU=False
     )
-    places = target + first * COLUMNS + (row[:, None] * COLUMNS + column[None, :])
-    tl.store(places, total.to(out.dtype.element_ty), mask=in_rows & in_columns[None, :])
 
 
 def product_settings(rows: int, width: int, columns: int, dtype: torch.dtype, fusing: bool = False) -> dict[str, int]:
@@ -198,10 +179,6 @@ def product_settings(rows: int, width: int, columns: int, dtype: torch.dtype, fu
     }
 
 
-def _tiles(length: int, tile: int) -> int:
-    return -(-length // tile)
-
-
 def linear_silu(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """As `lattice_reference.linear_silu`."""
     rows, weight = rows.contiguous(), weight.contiguous()
@@ -211,7 +188,7 @@ def linear_silu(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return out
     length = rows.numel() // width
     settings = product_settings(length, width, columns, rows.dtype)
-    programs = _tiles(length, settings["ROWS_TILE"]) * _tiles(columns, settings["COLUMNS_TILE"])
+    programs = triton.cdiv(length, settings["ROWS_TILE"]) * triton.cdiv(columns, settings["COLUMNS_TILE"])
     linear_silu_kernel[(programs,)](rows, weight, bias, out, length, **settings)
     return out
 
@@ -225,8 +202,8 @@ def fuse(nodes: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if not out.numel():
         return out
     settings = product_settings(blocks * length, width, columns, nodes.dtype, fusing=True)
-    row_tiles = _tiles(length, settings["ROWS_TILE"])
-    programs = blocks * row_tiles * _tiles(columns, settings["COLUMNS_TILE"])
+    row_tiles = triton.cdiv(length, settings["ROWS_TILE"])
+    programs = blocks * row_tiles * triton.cdiv(columns, settings["COLUMNS_TILE"])
     fuse_kernel[(programs,)](nodes, anchor, weight, bias, out, length, row_tiles, **settings)
     return out
 
@@ -243,8 +220,10 @@ def project(
     anchor_out = torch.empty(*anchor.shape[:-1], columns, dtype=nodes.dtype, device=nodes.device)
     rows, anchors = nodes.numel() // width, anchor.numel() // width
     settings = product_settings(rows, width, 2 * columns, nodes.dtype) | {"COLUMNS": columns}
-    row_tiles = _tiles(rows, settings["ROWS_TILE"])
-    programs = (2 * row_tiles + _tiles(anchors, settings["ROWS_TILE"])) * _tiles(columns, settings["COLUMNS_TILE"])
+    row_tiles = triton.cdiv(rows, settings["ROWS_TILE"])
+    programs = (2 * row_tiles + triton.cdiv(anchors, settings["ROWS_TILE"])) * triton.cdiv(
+        columns, settings["COLUMNS_TILE"]
+    )
     if not programs:
         return out, inp, anchor_out
     project_kernel[(programs,)](

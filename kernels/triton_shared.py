@@ -23,6 +23,12 @@ def next_power_of_2(number: int) -> int:
 
 
 @jit
+def silu(values):
+    """`values * sigmoid(values)`."""
+    return values / (1.0 + tl.exp(-values))
+
+
+@jit
 def ordered_key(values):
     """fp32 values to int32 keys in the order of `torch.sort`: NaN of any sign first, -0.0 equal to 0.0.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 
 class BlockConvolution(nn.Module):
@@ -44,5 +45,5 @@ class BlockConvolution(nn.Module):
         mixed = kernel[:, :, 0] * rows
         for tap in range(1, min(self.taps, size)):
             before = kernel[:, tap:, tap] * rows[:, :-tap]
-            mixed = mixed + torch.cat([torch.zeros_like(rows[:, :tap]), before], dim=1)
+            mixed = mixed + pad(before, (0, 0, 0, 0, tap, 0))
         return mixed.view(states.shape)

@@ -270,7 +270,12 @@ def _problems(config: LiLiCorrConfig) -> Any:
     if getattr(config, "is_causal", False):
         yield "is_causal is true, but blocks here are bidirectional; this drafter was trained for another runtime."
     span, group = config.conv_kernel_size, config.conv_group_size
-    if not 0 <= span <= config.block_size or bool(span) != bool(group) or (span and config.hidden_size % group):
+    if (
+        not 0 <= span <= config.block_size
+        or group < 0
+        or bool(span) != bool(group)
+        or (span and config.hidden_size % group)
+    ):
         yield (
             f"conv_kernel_size is {span} and conv_group_size {group}, expected 0 and 0, or 1 to the block's "
             f"{config.block_size} rows and a divisor of hidden_size {config.hidden_size}."

@@ -194,11 +194,13 @@ def change(recipe: dict[str, Any], text: str) -> None:
     for parent in parents:
         place = place.setdefault(parent, {})
         if not isinstance(place, dict):
-            raise ValueError(f"--set {text}: {parent} is {place!r}, no mapping of settings.")
+            raise ValueError(f"--set {text}: {parent} is {place!r}, no mapping of settings; set {parent} itself.")
     try:
         place[name] = yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ValueError(f"--set {text}: the value is not valid YAML ({' '.join(str(error).split())}).") from None
+        raise ValueError(
+            f"--set {text}: the value is not valid YAML ({' '.join(str(error).split())}); mend it."
+        ) from None
 
 
 def find_recipe(name: str | Path) -> Path:

@@ -68,8 +68,15 @@ def start_from_checkpoint(drafter: LiLiCorrModel, target: PreTrainedModel, folde
         raise ValueError(f"{file} cannot be read ({error}); it is cut short or damaged, copy it again.") from error
     prefix = f"{drafter.config.head_type}."
     known = drafter.state_dict()
-    # Convolutions may be added to a backbone that has none: fresh ones change nothing.
-    absent = [name for name in known if name not in weights and not name.startswith(prefix) and "_conv." not in name]
+    convolved = any("_conv." in name for name in weights)
+    if convolved and not drafter.config.conv_kernel_size:
+        raise ValueError(
+            f"{folder} has convolutions in its backbone, this drafter has none; set conv_kernel_size and "
+            "conv_group_size in the recipe's config as its config.json has them."
+        )
+    absent = [name for name in known if name not in weights and not name.startswith(prefix)]
+    if not convolved:  # they may join a backbone that has none: fresh ones change nothing
+        absent = [name for name in absent if "_conv." not in name]
     if absent:
         raise ValueError(f"{folder} lacks {absent[0]!r} and {len(absent) - 1} more backbone tensors of this drafter.")
     for name in known:

@@ -9,7 +9,13 @@ from .conftest import DEVICE
 from .test_score_and_walk import SCALE, random_lattice, random_log_probs
 
 pytest.importorskip("triton")
-from lilicorr.kernels import topk_triton, walk_triton
+from lilicorr.kernels import (
+    lattice_attention_triton,
+    lattice_nodes_triton,
+    lattice_products_triton,
+    topk_triton,
+    walk_triton,
+)
 
 SIZES = [(1, 1, 1, 1), (2, 1, 4, 16), (2, 5, 1, 64), (2, 3, 3, 100), (1, 4, 16, 64), (1, 15, 8, 130), (3, 2, 8, 24)]
 EACH_RULE = pytest.mark.parametrize("rule", reference.RULES)
@@ -209,5 +215,8 @@ def test_row_79_blocks_beyond_two_to_the_31_elements() -> None:
 
 
 def test_row_84_launches_are_fixed_and_never_tuned() -> None:
-    for kernel in (walk_triton.score_and_walk_kernel, topk_triton.tile_maxima, topk_triton.merge_tiles):
+    rooms = (topk_triton, walk_triton, lattice_attention_triton, lattice_nodes_triton, lattice_products_triton)
+    kernels = [kernel for room in rooms for kernel in vars(room).values() if hasattr(kernel, "arg_names")]
+    assert len(kernels) > 9
+    for kernel in kernels:
         assert type(kernel).__name__ in ("JITFunction", "InterpretedFunction")

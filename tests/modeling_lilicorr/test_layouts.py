@@ -300,6 +300,7 @@ def test_required_keys_are_not_guessed(tmp_path, key):
     [
         ({}, {"conv_kernel_size": 2}, "conv_kernel_size is 2 and conv_group_size 0, expected 0 and 0, or 1 to"),
         ({}, {"conv_kernel_size": 2, "conv_group_size": 5}, "a divisor of hidden_size 32"),
+        ({}, {"conv_kernel_size": 2, "conv_group_size": -8}, "a divisor of hidden_size 32"),
         ({}, {"conv_kernel_size": 2, "conv_group_size": 16}, "lacks 20 of the tensors"),
         ({}, {"final_logit_softcapping": 20.0}, "sets final_logit_softcapping to 20.0, which this drafter does not"),
         ({}, {"selector_rank": 256}, "sets selector_rank to 256"),

@@ -1,10 +1,14 @@
+import re
 from pathlib import Path
 
 import pytest
 from lilicorr.training import settings as settings_module
 from lilicorr.training.settings import TrainSettings
+from lilicorr.training.train import drafter_config
+from transformers import LlamaConfig
 
 RECIPES = sorted((Path(settings_module.__file__).parent / "recipes").rglob("*.yaml"))
+README = Path(__file__).parents[2] / "README.md"
 REQUIRED = {"target": "t", "data": ["d"], "output": "o"}
 
 
@@ -21,6 +25,18 @@ def test_the_arms_of_a_stage_differ_in_the_head_only():
     assert differing == {"head_type", "head_learning_rate", "config"}
     assert len({arm["config"].pop("head_config", None) is None for arm in arms}) == 2
     assert all(arm["config"] == arms[0]["config"] for arm in arms)
+
+
+def test_every_setting_that_the_readme_shows_makes_a_drafter():
+    rows = re.findall(r"^\| (`(?:config|objective)\..*?`) \|", README.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == 6
+    target = LlamaConfig(hidden_size=576, num_attention_heads=9, num_key_value_heads=3, num_hidden_layers=30)
+    plain = TrainSettings.from_recipe("smollm2-135m-cpu/4-lilicorr", **REQUIRED)
+    for row in rows:
+        changes = re.findall(r"`(.*?)`", row)
+        settings = TrainSettings.from_recipe("smollm2-135m-cpu/4-lilicorr", changes=changes, **REQUIRED)
+        assert settings != plain, row
+        drafter_config(settings, target, 32000)
 
 
 def test_options_win_over_the_file(tmp_path):

@@ -2,6 +2,7 @@ import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.training.warm_start import balance_head, start_from_checkpoint, start_from_target
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 
@@ -54,6 +55,20 @@ def test_convolutions_stay_fresh_and_may_join_a_backbone_without(llama, tmp_path
     assert torch.equal(drafter.fc.weight, plain.fc.weight)
     for layer in drafter.layers:
         assert not layer.mlp_conv.kernel_projection.weight.any() and layer.mlp_conv.base_kernel[:, 0].eq(1).all()
+
+
+def test_trained_convolutions_are_neither_dropped_nor_taken_in_part(llama, tmp_path):
+    convolved = drafter_for(llama, conv_kernel_size=2, conv_group_size=4)
+    convolved.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="has convolutions in its backbone, this drafter has none; set conv_kernel_size"
+    ):
+        start_from_checkpoint(drafter_for(llama), llama, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["layers.0.mlp_conv.base_kernel"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lacks 'layers\.0\.mlp_conv\.base_kernel'"):
+        start_from_checkpoint(convolved, llama, tmp_path)
 
 
 def test_other_shapes_leave_the_drafter_alone(llama):

@@ -112,6 +112,11 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._probabilities: list[float] = []  # that its draft gave its tokens, those that were not proposed too
         self._took_in = 0  # context rows that it read for the first time; a prompt's would spoil its time
 
+    @property
+    def num_drafting_tokens(self) -> int:
+        """The most tokens a call drafts at once; since 5.25 Transformers keeps as many states of recurrent layers."""
+        return max(1, self._longest)
+
     def get_candidates(  # type: ignore[override]
         self,
         input_ids: Tensor,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lilicorr.modeling_lilicorr.head_settings import default_head_config
-from transformers import LogitsProcessor
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
 PROCESSORS = [
     {"repetition_penalty": 1.3},
@@ -189,3 +189,14 @@ def test_model_that_reads_no_list_of_states(llama, llama_drafter, teach, prompt,
     teach(llama_drafter, plain[0])
     assert torch.equal(llama.generate(ids, max_new_tokens=16, do_sample=False, assistant_model=llama_drafter), plain)
     assert llama_drafter.last_generation.acceptance_length > 7
+
+
+def test_the_stock_loop_is_told_how_many_tokens_a_call_drafts_at_most(llama, llama_drafter, prompt):
+    """Transformers keeps as many states of recurrent layers since 5.25, and an int is what it reads."""
+    for asked, told in ((None, 7), (3, 3), (0, 1)):
+        options = GenerationConfig(num_assistant_tokens=asked, max_length=9)
+        cache = DynamicCache(config=llama.config)
+        generator = llama_drafter.get_candidate_generator(
+            llama, generation_config=options, model_kwargs={"past_key_values": cache}, input_ids=prompt(4)
+        )
+        assert generator.num_drafting_tokens == told

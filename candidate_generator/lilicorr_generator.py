@@ -6,43 +6,27 @@ one drawn. That is exact, whatever was drafted. A sampled proposal returns the l
 and Transformers accepts and replaces by the ratio of the two distributions, which is exact too.
 """
 
-import copy
 import time
-import weakref
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
-from transformers.utils import output_capturing
 
+from .drafter_context import AttachedContext
 from .figures import GenerationFigures
+from .node_count import DEFAULT_COUNT
 from .pace import SHORT, Pace
+from .requests import check_single, check_target
+from .target_parts import TargetParts
+from .transformers_api import cache_in
 
 if TYPE_CHECKING:
     from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
-    from ..modeling_lilicorr.dflash import DraftCache
     from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
-
-_RIDING = "_lilicorr_context"  # attribute of a target cache that holds the drafter's context of the same rows
-
-_DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names none
-
-# Rows from which MKL's fp32 product with a vocabulary-sized matrix is fast again: 15 take it over twice as long as 16.
-_FULL_TILE = 16
-
-# Whether a list in `output_hidden_states` selects entries of the full tuple. The first releases that took a list
-# counted differently (layer ids, no entry for the embedding), so there every state is asked for instead.
-_SELECTS_STATES = hasattr(output_capturing, "selected_hidden_states")
 
 
 class LiLiCorrCandidateGenerator(CandidateGenerator):
@@ -73,30 +57,22 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         input_ids: Tensor,
         processors: Any = None,
     ) -> None:
-        check_request(drafter, target, input_ids)
+        check_single(input_ids, "Transformers' assisted loop takes one at a time")
+        check_target(drafter, target)
         self.drafter = drafter
         self.figures = drafter.last_generation = GenerationFigures()
-        self._embedding: Any = target.get_input_embeddings()
-        self._lm_head: Any = target.get_output_embeddings()
-        self._target_dtype = target.dtype
-        on_cpu = drafter.device.type == target.device.type == "cpu"
-        self._fast_logits = drafter.fast_logits.of(self._lm_head) if on_cpu else None
-        self._graphs = drafter.graphs.of(drafter, self._embedding, self._lm_head)
+        self._parts = TargetParts(drafter, target, bool(generation_config.output_hidden_states))
         self._max_length: int = generation_config.max_length
         eos = generation_config.eos_token_id
         self._eos = None if eos is None else torch.as_tensor(eos, device=drafter.device).reshape(-1)
 
-        self._taps = [layer + 1 for layer in drafter.config.target_layer_ids]  # entry 0 is the embedding's output
-        # Transformers cannot give a person all states of a pass that recorded only some of them.
-        only_taps = _SELECTS_STATES and not generation_config.output_hidden_states
-        self._overrides: dict[str, Any] = {"output_hidden_states": self._taps if only_taps else True}
-
-        cache = model_kwargs["cache"] if "cache" in model_kwargs else model_kwargs["past_key_values"]
+        self._overrides: dict[str, Any] = {"output_hidden_states": self._parts.output_hidden_states}
+        cache = cache_in(model_kwargs)[1]
         mask = model_kwargs.get("attention_mask")
         self._mask: Tensor | None = mask if mask is not None and not bool(mask.all()) else None
         self._padding = 0 if self._mask is None else int((self._mask == 0).sum())
         self._rows = int(cache.get_seq_length())  # rows that the target has run and kept, padding included
-        self._context = RidingContext.board(cache, drafter, self._rows)
+        self._context = AttachedContext.of(cache, drafter, self._rows)
         new_rows = _only_new_rows(generation_config, model_kwargs, input_ids.to(target.device), self._rows)
         self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, 0) | new_rows
 
@@ -104,7 +80,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._processors = processors or (lambda _, logits: logits)
 
         self._length = input_ids.shape[1]
-        self._drafted = 0  # tokens of the last draft
+        self._drafted, self._tokens = 0, list[int]()  # the last draft
         self._ran = False  # whether the drafter ran for the last pass, even if nothing of its draft was usable
         self._longest, adapts = longest_draft(drafter.config, target, generation_config)
         self._pace = Pace(self._longest, drafter.step_times.of(target)) if adapts else None
@@ -136,7 +112,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         self._context.wait(*self._committed(model_outputs.hidden_states, accepted))
         self._context.rows = self._rows
         tokens, logits = self._paced(input_ids, accepted) if self._pace else self._draft(input_ids, self._longest)
-        self._drafted = tokens.shape[1]
+        self._drafted, self._tokens = tokens.shape[1], tokens[0].tolist() if tokens.shape[1] else []
         self.model_kwargs_overrides = self._overrides | _whole_mask(model_kwargs, input_ids, self._drafted)
         return torch.cat([input_ids, tokens.to(input_ids.device)], dim=1), logits
 
@@ -166,7 +142,8 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         states, positions = self._context.waiting()
         self._took_in = states.shape[1]
         draft = self.drafter.draft(
-            anchor, states, positions, self._context.cache, self._embed, self._project, graphs=self._graphs,
+            anchor, states, positions, self._context.cache, self._parts.embed, self._parts.project,
+            graphs=self._parts.graphs,
             num_slots=room if self._draws else wanted, warp=partial(self._warp, input_ids) if self._draws else None,
         )  # fmt: skip
         tokens = draft.tokens[:, :room]
@@ -184,15 +161,20 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         """The first `usable` of `logits [1, S, vocab]`, as wide as the target's; `None` if there are none."""
         if logits is None or not usable:
             return None
-        unused = self._lm_head.weight.shape[0] - logits.shape[-1]  # rows that fill up the LM head
+        unused = self._parts.lm_head.weight.shape[0] - logits.shape[-1]  # rows that fill up the LM head
         return functional.pad(logits[:, :usable], (0, max(0, unused)), value=-torch.inf)
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int | Tensor) -> None:  # type: ignore[override]
         """Note what the last pass committed: `input_ids [1, L]` has grown by it."""
-        committed = input_ids.shape[1] - self._length
+        new = input_ids[0, self._length :].tolist()
+        committed = len(new)
         self._length = input_ids.shape[1]
         if self._ran:
-            self.figures.add_block(self._drafted, committed)
+            pairs = zip(new, self._tokens, strict=False)
+            accepted = next((i for i, (token, drafted) in enumerate(pairs) if token != drafted), None)
+            self.figures.add_block(
+                self._drafted, committed, min(committed, self._drafted) if accepted is None else accepted
+            )
         else:
             self.figures.plain_steps += committed
 
@@ -203,9 +185,9 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
         prompt's pass, with nothing drafted, commits all. Positions count real tokens, so with 3 rows of padding the
         row 7 of the target's cache stands at position 4.
         """
-        rows = hidden_states[self._taps[0]].shape[1] - self._drafted + accepted
-        device, dtype = self.drafter.device, self.drafter.dtype
-        states = torch.cat([hidden_states[tap][:, :rows].to(device, dtype) for tap in self._taps], dim=-1)
+        rows = self._parts.rows_of(hidden_states) - self._drafted + accepted
+        device = self.drafter.device
+        states = self._parts.target_hidden_states(hidden_states, lambda part: part[:, :rows])
         first = self._rows - self._padding
         positions = torch.arange(first, first + rows, device=device)[None]
         self._rows += rows
@@ -224,93 +206,6 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
             finite = finite & (ends.cumsum(0) == ends)  # ends 0 1 0 1: keep 1 1 0 0
         return int(finite.cumprod(0).sum())
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        return self._embedding(_beside(ids, self._embedding.weight)).to(self.drafter.device)
-
-    def _project(self, hidden: Tensor) -> Tensor:
-        if self._fast_logits is not None:
-            return self._fast_logits(hidden)
-        weight = self._lm_head.weight
-        dtype = weight.dtype if weight.is_floating_point() else self._target_dtype  # quantised tables
-        hidden, rows = _beside(hidden, weight).to(dtype), hidden.shape[1]
-        if hidden.device.type == "cpu" and dtype == torch.float32 and 3 < rows < _FULL_TILE:
-            hidden = functional.pad(hidden, (0, 0, 0, _FULL_TILE - rows))
-        return self._lm_head(hidden)[:, :rows].to(self.drafter.device)
-
-
-class RidingContext:
-    """A drafter's context cache that stays with the target's cache, so that the next turn of a chat goes on with it.
-
-    It affects what is drafted, never what is right: a stale one only costs acceptance. Copies of the target's cache
-    take a copy along; a pickled one leaves it behind.
-    """
-
-    def __init__(self, drafter: "LiLiCorrModel") -> None:
-        self.drafter = weakref.ref(drafter)
-        self.placement = (drafter.device, drafter.dtype)
-        self.cache: DraftCache = drafter.new_cache()
-        self.rows = 0  # rows of the target's cache, from the start, that `cache` knows (a few may be missing)
-        self._waiting: list[tuple[Tensor, Tensor]] = []  # committed rows that the drafter has not taken in yet
-
-    @classmethod
-    def board(cls, target_cache: Any, drafter: "LiLiCorrModel", rows: int) -> "RidingContext":
-        """The context riding with `target_cache` if it is `drafter`'s and knows at most its `rows`, else a new one."""
-        riding: Any = getattr(target_cache, _RIDING, None)
-        ours = isinstance(riding, cls) and riding.drafter() is drafter and riding.rows <= rows
-        if not ours or riding.placement != (drafter.device, drafter.dtype):
-            riding = cls(drafter)
-            setattr(target_cache, _RIDING, riding)
-        return riding
-
-    def wait(self, states: Tensor, positions: Tensor) -> None:
-        """Keep committed rows, states `[1, C, taps * d]` and positions `[1, C]`, for the next draft."""
-        self._waiting.append((states, positions))
-
-    def waiting(self) -> tuple[Tensor, Tensor]:
-        """All rows kept since the last draft, as given to `wait`; they wait no longer."""
-        states, positions = (torch.cat(parts, dim=1) for parts in zip(*self._waiting, strict=True))
-        self._waiting = []
-        return states, positions
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "RidingContext":
-        copied = object.__new__(type(self))
-        copied.__dict__ = self.__dict__ | {"cache": copy.deepcopy(self.cache, memo), "_waiting": [*self._waiting]}
-        return copied
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return dict, ()
-
-
-def check_request(drafter: "LiLiCorrModel", target: PreTrainedModel, input_ids: Tensor) -> None:
-    """Raise a `ValueError` of one sentence if `drafter` cannot draft for `target` or for these prompts `[batch, L]`."""
-    if input_ids.shape[0] > 1:
-        raise ValueError(
-            f"Got a batch of {input_ids.shape[0]} prompts, but generate() with an assistant takes one at a time; call "
-            "it once for each prompt."
-        )
-    if target.config.is_encoder_decoder:
-        raise ValueError(
-            f"The target {type(target).__name__} is an encoder-decoder, but this drafter reads a decoder-only model; "
-            "call generate() without assistant_model."
-        )
-    text = target.config.get_text_config()
-    expected = {
-        "vocab_size": (text.vocab_size, drafter.config.vocab_size),
-        "hidden_size": (text.hidden_size, drafter.config.hidden_size),
-        "num_hidden_layers": (text.num_hidden_layers, drafter.config.num_target_layers),
-    }
-    for name, (given, wanted) in expected.items():
-        if given != wanted:
-            raise ValueError(
-                f"The target has {name} {given}, but this drafter was made for a target with {wanted}; use the target "
-                "that the drafter's card names, or a drafter of this target."
-            )
-    if target.get_input_embeddings() is None or target.get_output_embeddings() is None:
-        raise ValueError(
-            f"The target {type(target).__name__} shows no input embedding or no LM head, and the drafter borrows both; "
-            "use a causal LM class whose get_input_embeddings() and get_output_embeddings() return them."
-        )
-
 
 def longest_draft(config: "LiLiCorrConfig", target: PreTrainedModel, asked: GenerationConfig) -> tuple[int, bool]:
     """The longest draft of a call and whether its steps may choose shorter ones.
@@ -326,25 +221,12 @@ def longest_draft(config: "LiLiCorrConfig", target: PreTrainedModel, asked: Gene
     count, schedule = asked.num_assistant_tokens, asked.num_assistant_tokens_schedule
     if count is not None and count < 0:
         raise ValueError(f"num_assistant_tokens is {count}, expected 0 or more; leave it out for whole blocks.")
-    given = count not in (None, _DEFAULT_COUNT)
+    given = count not in (None, DEFAULT_COUNT)
     adapts = schedule not in (None, "constant") or (config.draft_lengths == "adaptive" and not given)
     longest = min(count, config.num_slots) if given else config.num_slots
     if not adapts or not longest or target.device.type != "cpu":
         return longest, False
     return (min(SHORT, longest), False) if asked.do_sample else (longest, True)
-
-
-def check_processors(processors: Iterable[Any]) -> None:
-    """Raise a `ValueError` of one sentence for a logits processor that counts on seeing every token once, in order.
-
-    The assisted loop also shows it drafted tokens that are then refused, so what it keeps of them would be wrong.
-    """
-    for processor in processors:
-        if isinstance(processor, (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)):
-            raise ValueError(
-                f"{type(processor).__name__} keeps a state that drafted tokens would spoil, and generate() with an "
-                "assistant needs processors without one; leave out guidance_scale or the watermark, or assistant_model."
-            )
 
 
 def _only_new_rows(
@@ -374,8 +256,3 @@ def _whole_mask(model_kwargs: dict[str, Any], input_ids: Tensor, drafted: int) -
     if mask is None or mask.shape[1] == input_ids.shape[1]:
         return {}
     return {"attention_mask": torch.cat([mask, mask.new_ones(1, drafted)], dim=1)}
-
-
-def _beside(tensor: Tensor, weight: Tensor) -> Tensor:
-    """`tensor` on the device of `weight`; the hooks of an offloaded (meta) weight move their input themselves."""
-    return tensor if weight.is_meta else tensor.to(weight.device)

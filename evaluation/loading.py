@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..candidate_generator.lilicorr_generator import check_request
+from ..candidate_generator.requests import check_target
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # What libraries raise over folders that are missing, torn or hold something else.
@@ -98,7 +98,7 @@ def load_pair(
         if not hasattr(drafter, "get_candidate_generator"):
             raise LoadingError(f"{path} holds a {type(drafter).__name__}, not a drafter; swap --target and --drafter?")
         try:
-            check_request(drafter, model, torch.zeros(1, 1, dtype=torch.long))
+            check_target(drafter, model)
         except ValueError as error:
             raise LoadingError(f"The drafter {path} does not fit: {error}") from None
     return Pair(model.to(place).eval(), tokenizer, {name: d.to(place).eval() for name, d in loaded.items()})

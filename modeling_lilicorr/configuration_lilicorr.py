@@ -10,6 +10,7 @@ from .head_settings import HEAD_TYPES, default_head_config, head_problems
 
 FORMAT_VERSION = 1
 DRAFT_LENGTHS = ("whole", "adaptive")
+DECODING = ("auto", "stock")
 PROPOSALS = {"point": HEAD_TYPES, "sampled": ("dspark",)}  # with the heads that can make them
 
 
@@ -43,6 +44,11 @@ class LiLiCorrConfig(PreTrainedConfig):
             for the others the keys of `default_head_config`, which the head's class explains.
         draft_lengths: `"whole"` drafts whole blocks; `"adaptive"` lets greedy decoding on a CPU draft fewer tokens
             where that is faster. `num_assistant_tokens` and its schedule, given to `generate`, win over it.
+        decoding: `"auto"` decodes with this package's loop: trees, batches, exact stops; `"stock"` with Transformers' own
+            assisted loop and chains.
+        lookup: whether the text's own continuation joins the trees of that loop.
+        max_nodes: nodes of a tree besides the anchor; `None` for what suits the device. `num_assistant_tokens`, given to
+            `generate`, wins over it.
         proposal: what is drafted under sampling: `"point"`, the tokens of greedy decoding, which verification treats as
             certain; or, for `dspark`, `"sampled"`: tokens drawn from its own distribution, which verification weighs
             against the target's. Either leaves the output's distribution as it is.
@@ -81,6 +87,9 @@ class LiLiCorrConfig(PreTrainedConfig):
         head_type: str = "lilicorr",
         head_config: dict[str, Any] | None = None,
         draft_lengths: str = "whole",
+        decoding: str = "auto",
+        lookup: bool = True,
+        max_nodes: int | None = None,
         proposal: str = "point",
         target_model: str | None = None,
         training_data: dict[str, Any] | None = None,
@@ -114,6 +123,9 @@ class LiLiCorrConfig(PreTrainedConfig):
         self.head_type = head_type
         self.head_config = default_head_config(head_type, hidden_size) if head_config is None else head_config
         self.draft_lengths = draft_lengths
+        self.decoding = decoding
+        self.lookup = lookup
+        self.max_nodes = max_nodes
         self.proposal = proposal
         self.target_model = target_model
         self.training_data = training_data
@@ -233,6 +245,13 @@ def _problems(config: LiLiCorrConfig) -> Any:
         yield f"head_type is {config.head_type!r}, expected one of {', '.join(HEAD_TYPES)}."
     if config.draft_lengths not in DRAFT_LENGTHS:
         yield f"draft_lengths is {config.draft_lengths!r}, expected one of {', '.join(DRAFT_LENGTHS)}."
+    if config.decoding not in DECODING:
+        yield f"decoding is {config.decoding!r}, expected one of {', '.join(DECODING)}."
+    if not isinstance(config.lookup, bool):
+        yield f"lookup is {config.lookup!r}, expected true or false."
+    nodes = config.max_nodes
+    if nodes is not None and (not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0):
+        yield f"max_nodes is {nodes!r}, expected a whole number of 0 or more, or null."
     if config.proposal not in PROPOSALS:
         yield f"proposal is {config.proposal!r}, expected one of {', '.join(PROPOSALS)}."
     elif config.head_type in HEAD_TYPES and config.head_type not in PROPOSALS[config.proposal]:

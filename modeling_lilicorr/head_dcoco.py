@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .configuration_lilicorr import LiLiCorrConfig
+from .head_settings import TREE_BETAS
 from .lattice import Block, Draft
 from .lattice_drafts import walk_lattice
 
@@ -37,11 +38,14 @@ class DCOCOHead(nn.Module):
     Settings: `num_candidates` (K), `width` of candidates and pair states, `hidden_size` of the network's one layer.
     """
 
+    grows_trees = True
+
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
         settings = config.head_config
         dim, width, inner = config.hidden_size, settings["width"], settings["hidden_size"]
         self.num_candidates: int = settings["num_candidates"]
+        self.tree_beta: float = settings.get("tree_beta", TREE_BETAS["dcoco"])
         self.token_proj = FanInLinear(dim, width)
         self.hidden_proj = FanInLinear(dim, width)
         self.pair_proj = FanInLinear(2 * dim, width)

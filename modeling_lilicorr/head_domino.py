@@ -42,11 +42,14 @@ class DominoHead(nn.Module):
     (rank of the correction), `pure_draft_prefix_len` (first slots that keep the drafter's logits).
     """
 
+    grows_trees = False
+
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
         settings = config.head_config
         state, rank = settings["gru_hidden_dim"], settings["emb_dim"]
         self.num_candidates = min(SHOWN_CANDIDATES, config.vocab_size)
+        self.tree_beta: float = 1.0
         self.prefix_length: int = settings["pure_draft_prefix_len"]
         self.width = config.hidden_size
         self.prefix_gru = PrefixGRU(config.hidden_size, state, bias=False, batch_first=True)

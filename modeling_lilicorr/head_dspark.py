@@ -62,11 +62,14 @@ class DSparkHead(nn.Module):
     slot, and the draft tells what from (the authors' contract under sampling).
     """
 
+    grows_trees = False
+
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
         settings = config.head_config
         rank = settings["markov_rank"]
         self.num_candidates = min(SHOWN_CANDIDATES, config.vocab_size)
+        self.tree_beta: float = 1.0
         self.with_markov: bool = settings["confidence_head_with_markov"]
         self.markov_head = MarkovHead(settings["markov_head_type"], config.hidden_size, config.vocab_size, rank)
         self.confidence_head: ConfidenceHead | None = None

@@ -17,6 +17,7 @@ from ..kernels.reference import confidence_features, unit_vectors
 from ..kernels.score_and_walk import lattice_scores, score_and_walk, walk
 from ..kernels.topk_logsumexp import topk_features
 from .configuration_lilicorr import LiLiCorrConfig
+from .head_settings import TREE_BETAS
 from .lattice import Block, Draft, Lattice
 
 
@@ -67,12 +68,15 @@ class LiLiCorrHead(nn.Module):
     cosine times one learnt `gate`: the head corrects the drafter instead of replacing it.
     """
 
+    grows_trees = True
+
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
         settings = config.head_config
         width, dim, factor = settings["hidden_size"], config.hidden_size, settings["factor_dim"]
         heads, eps = settings["num_heads"], config.rms_norm_eps
         self.num_candidates: int = settings["num_candidates"]
+        self.tree_beta: float = settings.get("tree_beta", TREE_BETAS["lilicorr"])
         self.logit_scale: float = settings["logit_scale"]
         self.vector_eps: float = settings["vector_eps"]
         self.rule: str = settings.get("walk", "greedy")

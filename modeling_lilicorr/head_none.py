@@ -11,9 +11,12 @@ from .lattice_drafts import SHOWN_CANDIDATES
 class NoHead(nn.Module):
     """Argmax of each slot's marginal; has no parameters."""
 
+    grows_trees = True
+
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
         self.num_candidates = min(SHOWN_CANDIDATES, config.vocab_size)
+        self.tree_beta: float = 1.0
 
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
         """Tokens `[N, S]` by argmax, the lower id where logits tie; the lattice has no scores."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .configuration_lilicorr import LiLiCorrConfig
+from .head_settings import TREE_BETAS
 from .lattice import Block, Draft
 from .lattice_drafts import walk_lattice
 
@@ -17,10 +18,13 @@ class SelectorHead(nn.Module):
     Settings: `num_candidates` (K), `rank` of the codebooks `A` and `B`.
     """
 
+    grows_trees = True
+
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
         settings = config.head_config
         self.num_candidates: int = settings["num_candidates"]
+        self.tree_beta: float = settings.get("tree_beta", TREE_BETAS["selector"])
         self.spread = config.initializer_range
         self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, settings["rank"]))
         self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, settings["rank"]))

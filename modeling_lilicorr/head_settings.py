@@ -7,7 +7,9 @@ HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector", "xpre
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 WALKS = ("greedy", "longest")
 
-OPTIONAL = {"lilicorr": ("residual", "walk")}  # settings that a configuration may lack
+# Settings that a configuration may lack.
+OPTIONAL = {"lilicorr": ("residual", "walk", "tree_beta"), "dcoco": ("tree_beta",), "selector": ("tree_beta",)}
+TREE_BETAS = {"lilicorr": 0.6, "dcoco": 1.0, "selector": 1.0}  # of heads that were never calibrated
 POSITIVE = {
     "lilicorr": (
         "num_layers",
@@ -83,6 +85,9 @@ def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iter
         yield f"The head's residual is {head['residual']!r}, expected true or false."
     if head.get("walk", "greedy") not in WALKS:
         yield f"The head's walk is {head['walk']!r}, expected one of {', '.join(WALKS)}."
+    beta = head.get("tree_beta", 1.0)
+    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta < float("inf"):
+        yield f"The head's tree_beta is {beta!r}, expected a positive number."
     for key in POSITIVE.get(head_type, ()):
         if not head[key] > 0:
             yield f"The head's {key} must be positive, got {head[key]}."

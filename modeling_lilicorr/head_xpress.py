@@ -22,6 +22,8 @@ class XPressHead(nn.Module):
     Settings: `rank` of `x`, `mlp_ratio` (width of the SwiGLU over `rank`), `num_jacobi_passes` of a draft.
     """
 
+    grows_trees = False
+
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
         settings = config.head_config
@@ -29,6 +31,7 @@ class XPressHead(nn.Module):
         inner = settings["mlp_ratio"] * rank
         self.rank: int = rank
         self.num_candidates = min(SHOWN_CANDIDATES, config.vocab_size)
+        self.tree_beta: float = 1.0
         self.passes: int = settings["num_jacobi_passes"]
         self.token_embed = nn.Embedding(config.vocab_size, rank)
         self.down_h = nn.Linear(config.hidden_size, rank, bias=False)

@@ -29,6 +29,8 @@ class DraftHead(Protocol):
     """What a head offers. Its parameters are saved under the prefix `<head_type>.`."""
 
     num_candidates: int
+    grows_trees: bool  # whether its lattice says which paths are likely; else its draft is a chain
+    tree_beta: float  # calibrates its scores, see `child_log_probs`
 
     def draft(self, block: Block, return_lattice: bool = False) -> Draft:
         """Commit one token for every slot of every block."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..kernels.int8_logits import KnownLogits
+from .batch_draft_cache import BatchDraftCache
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
 from .draft_graphs import DraftGraphs, KnownGraphs
@@ -44,18 +45,28 @@ class LiLiCorrModel(DFlashModel):
 
     def __init__(self, config: LiLiCorrConfig) -> None:
         # The generator's room needs nothing of this one to be imported, but must follow it into every bundle.
+        from ..candidate_generator.figures import LatestFigures
+        from ..candidate_generator.hook import install
         from ..candidate_generator.pace import KnownTimes
-        from ..candidate_generator.seam import install
 
         config.validate()
         super().__init__(config)
-        self.last_generation: GenerationFigures | None = None  # of the latest `generate` call that it served
+        self._figures = LatestFigures()
         self.step_times = KnownTimes()
         self.fast_logits = KnownLogits()
         self.graphs = KnownGraphs()
         self.add_module(config.head_type, build_head(config))
         self.post_init()
         install()
+
+    @property
+    def last_generation(self) -> "GenerationFigures | None":
+        """Figures of the latest `generate` call that it served in this thread."""
+        return self._figures.get()
+
+    @last_generation.setter
+    def last_generation(self, figures: "GenerationFigures | None") -> None:
+        self._figures.put(figures)
 
     @property
     def head(self) -> DraftHead:
@@ -65,6 +76,10 @@ class LiLiCorrModel(DFlashModel):
     def new_cache(self) -> DraftCache:
         """An empty context cache for one sequence."""
         return DraftCache(self.config.num_hidden_layers)
+
+    def new_batch_cache(self) -> BatchDraftCache:
+        """A context cache for any number of sequences, of which there are none yet."""
+        return BatchDraftCache(self.config.num_hidden_layers, self.device)
 
     def block_ids(self, anchor_ids: Tensor, num_slots: int | None = None) -> Tensor:
         """`[N]` anchor tokens to block inputs `[N, 1 + num_slots]`: the anchor, then masks, `B - 1` if not told."""
@@ -88,10 +103,11 @@ class LiLiCorrModel(DFlashModel):
         """Draft one block (paper §3.5): backbone, LM head, lattice, walk.
 
         Args:
-            anchor_ids: the last committed token, `[1]` (int64), at the position after the last context row.
-            context_hidden_states: tapped target states of the rows that `cache` lacks, `[1, C, taps * d]`, `C >= 1`.
-            context_positions: their absolute positions, `[1, C]` (int64).
-            cache: from `new_cache`; holds the older rows and takes in these.
+            anchor_ids: the last committed token, `[N]` (int64), at the position after the last context row; `N` is 1
+                but for a cache from `new_batch_cache`.
+            context_hidden_states: target hidden states of the rows that `cache` lacks, `[N, C, layers * d]`, `C >= 1`.
+            context_positions: their absolute positions, `[N, C]` (int64).
+            cache: from `new_cache` or `new_batch_cache`; holds the older rows and takes in these.
             embed: the target's input embedding, ids `[...]` to `[..., d]`.
             lm_head: the target's output projection, `[..., d]` to `[..., vocab]` (rows beyond `vocab_size` are cut).
             return_lattice: also return candidates, log-probabilities, scores and picks.
@@ -101,7 +117,7 @@ class LiLiCorrModel(DFlashModel):
             graphs: replay the draft where that is possible and no lattice is asked for; `graphs.of` gives them.
 
         Returns:
-            `Draft` with tokens `[1, num_slots]`.
+            `Draft` with tokens `[N, num_slots]`.
         """
         given = (anchor_ids, context_hidden_states, context_positions, cache, embed, lm_head)
         if graphs is not None and not return_lattice:
@@ -130,6 +146,53 @@ class LiLiCorrModel(DFlashModel):
         logits = lm_head(hidden)[..., : self.config.vocab_size]
         return Block(hidden, logits, anchor_ids, cache.newest(context), None, embed, warp, states[:, 0])
 
+    def check_generation(self, target: PreTrainedModel, generation_config: GenerationConfig, options: Any) -> None:
+        """Asked by `generate` in place of Transformers' own refusals of assisted generation.
+
+        Args:
+            options: what `generate` was given for its mode, such as `assistant_tokenizer`.
+
+        Raises:
+            ValueError: this drafter cannot serve the call.
+        """
+        from ..candidate_generator.requests import check_target
+
+        check_target(self, target)
+        if options.get("assistant_tokenizer") is not None:
+            raise ValueError("A drafter reads its target's own tokens; leave out assistant_tokenizer.")
+
+    def decode(self, target: PreTrainedModel, input_ids: Tensor, **call: Any) -> Any:
+        """What `target.generate(..., assistant_model=self)` asks for: the whole call, by the loop of this package.
+
+        Args:
+            target: the decoder-only model that generates.
+            input_ids: prompts, `[batch, L]` (int64), padded on the left.
+            **call: what `generate` prepared, see `decode.decode`.
+
+        Returns:
+            What `generate` returns, or `NotImplemented` where Transformers' own loop is to decode: the configuration
+            asks for it (`decoding`), several processes step together, or tokens are drawn from the drafter's distribution.
+
+        Raises:
+            ValueError: the call asks for what cannot be had.
+        """
+        from ..candidate_generator.decode import decode
+
+        drawn = self.config.proposal == "sampled" and call["generation_config"].do_sample
+        if self.config.decoding == "stock" or drawn or call.pop("synced_gpus", False):
+            return NotImplemented
+        for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer"):
+            call.pop(name, None)
+        return decode(self, target, input_ids, **call)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """A drafter generates nothing by itself.
+
+        Raises:
+            TypeError: always, with what to write instead.
+        """
+        raise TypeError("A drafter generates nothing by itself; write target.generate(..., assistant_model=drafter).")
+
     def get_candidate_generator(
         self,
         target: PreTrainedModel,
@@ -152,7 +215,8 @@ class LiLiCorrModel(DFlashModel):
             ValueError: for a batch, an encoder-decoder target, a target that this drafter was not made for, or a logits
                 processor with a state of its own.
         """
-        from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator, check_processors
+        from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
+        from ..candidate_generator.requests import check_processors
 
         check_processors(kwargs.get("logits_processor") or ())
         processors = kwargs.get("logits_processor")

@@ -1,0 +1,103 @@
+"""What a drafter can serve: one sentence for every call that it cannot, before anything is decoded."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.utils import logging
+
+from .transformers_api import cache_in
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+    from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
+
+logger = logging.get_logger(__name__)
+
+
+def check_target(drafter: "LiLiCorrModel", target: PreTrainedModel) -> None:
+    """Raise a `ValueError` of one sentence if `drafter` cannot draft for `target`."""
+    if target.config.is_encoder_decoder:
+        raise ValueError(
+            f"The target {type(target).__name__} is an encoder-decoder, but this drafter reads a decoder-only model; "
+            "call generate() without assistant_model."
+        )
+    text = target.config.get_text_config()
+    expected = {
+        "vocab_size": (text.vocab_size, drafter.config.vocab_size),
+        "hidden_size": (text.hidden_size, drafter.config.hidden_size),
+        "num_hidden_layers": (text.num_hidden_layers, drafter.config.num_target_layers),
+    }
+    for name, (given, wanted) in expected.items():
+        if given != wanted:
+            raise ValueError(
+                f"The target has {name} {given}, but this drafter was made for a target with {wanted}; use the target "
+                "that the drafter's card names, or a drafter of this target."
+            )
+    if target.get_input_embeddings() is None or target.get_output_embeddings() is None:
+        raise ValueError(
+            f"The target {type(target).__name__} shows no input embedding or no LM head, and the drafter borrows both; "
+            "use a causal LM class whose get_input_embeddings() and get_output_embeddings() return them."
+        )
+
+
+def check_single(input_ids: Tensor, reason: str) -> None:
+    """Raise a `ValueError` of one sentence for a batch `[batch, L]` where only one sequence can be decoded."""
+    if input_ids.shape[0] > 1:
+        raise ValueError(
+            f"Got a batch of {input_ids.shape[0]} prompts, but {reason}; call generate() once for each prompt."
+        )
+
+
+def check_processors(processors: Iterable[Any]) -> None:
+    """Raise a `ValueError` of one sentence for a logits processor that counts on seeing every token once, in order.
+
+    Transformers' assisted loop also shows it drafted tokens that are then refused, so what it keeps of them would be
+    wrong.
+    """
+    for processor in processors:
+        if isinstance(processor, (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)):
+            raise ValueError(
+                f"{type(processor).__name__} keeps a state that Transformers' assisted loop spoils with drafted tokens; "
+                "leave out guidance_scale or the watermark, or set the drafter's decoding to 'auto'."
+            )
+
+
+def check_cache(model_kwargs: dict[str, Any], generation_config: "GenerationConfig", input_ids: Tensor) -> None:
+    """Raise a `ValueError` of one sentence for a call without a cache that can be cropped."""
+    name, cache = cache_in(model_kwargs)
+    if cache is None or not generation_config.use_cache:
+        raise ValueError(
+            "Drafting requires the target's cache, and use_cache is False; leave use_cache out, or assistant_model."
+        )
+    if not getattr(cache, "is_croppable", True):
+        chosen = generation_config.cache_implementation
+        told = f"cache_implementation={chosen!r}" if chosen else f"{name}={type(cache).__name__}"
+        raise ValueError(
+            f"{told} gives a cache that cannot be cropped, and drafting crops it; leave it out, or assistant_model."
+        )
+    cached = int(cache.get_seq_length())
+    mask = model_kwargs.get("attention_mask")
+    whole = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
+    if cached and input_ids.shape[1] and whole == input_ids.shape[1] and cached >= whole:
+        raise ValueError(
+            f"{name} holds {cached} tokens and the prompt has {whole}; give the whole conversation with at least one "
+            "token more than the cache, or crop the cache."
+        )
+
+
+def warn_of_lengths(target: PreTrainedModel) -> None:
+    """Warn once of a target whose rotary frequencies follow the length of each pass."""
+    rope = getattr(target.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
+    for kind in sorted(kinds & {"dynamic", "longrope"}):
+        logger.warning_once(
+            f"The target's rotary embedding is {kind!r}: its frequencies follow the length of each pass, so a text that "
+            "crosses a length limit may part from plain generate()'s, whose passes have other lengths."
+        )

@@ -1,0 +1,97 @@
+"""The target's key-value cache while trees are verified: which rows stay, and for which of them trees work at all."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+_HOLES = 64  # columns that no row uses before a batch's cache is packed
+
+
+def tree_limit(cache: Any) -> int:
+    """How many columns the cache may have for a tree to be verified over it; 0 if none can be.
+
+    Layers that keep every column, and sliding ones while nothing has slid out of their window, let accepted rows be moved
+    and show all of them to every node; others (recurrent states, static and quantised ones) do not.
+    """
+    limit = 1 << 62
+    for layer in cache.layers:
+        if type(layer) is DynamicSlidingWindowLayer:
+            limit = min(limit, int(layer.sliding_window) - 1)
+        elif type(layer) is not DynamicLayer and type(layer).__name__ != "DummyLayer":  # one that shares another's
+            return 0
+    return limit if cache.layers else 0
+
+
+def _held(cache: Any) -> list[Any]:
+    """The layers that hold keys and values (those that share another layer's hold none)."""
+    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+
+
+def keep_path(cache: Any, start: int, size: int, path: list[int]) -> None:
+    """Of a single sequence's last `size` columns, from `start` on, keep those of `path` (ascending), in order."""
+    if path != list(range(len(path))):
+        for layer in _held(cache):
+            index = torch.tensor(path, device=layer.keys.device) + start
+            for part in (layer.keys, layer.values):
+                part[:, :, start : start + len(path)] = part[:, :, index]
+    if size > len(path):
+        cache.crop(len(path) - size)
+
+
+def keep_paths(cache: Any, start: int, size: int, paths: list[list[int]]) -> Tensor:
+    """As `keep_path` for every row of a batch; returns which of the kept columns each row uses, `[rows, longest]`."""
+    longest = max(map(len, paths))
+    index = torch.tensor([[*path, *[path[-1]] * (longest - len(path))] for path in paths])
+    for layer in _held(cache):
+        columns = (index + start).to(layer.keys.device)[:, None, :, None]
+        for part in (layer.keys, layer.values):
+            where = columns.expand(-1, part.shape[1], -1, part.shape[3])
+            part[:, :, start : start + longest] = part.gather(2, where)
+    if size > longest:
+        cache.crop(longest - size)
+    lengths = torch.tensor([len(path) for path in paths])
+    return torch.arange(longest) < lengths[:, None]
+
+
+def pack(cache: Any, used: Tensor) -> Tensor:
+    """Close gaps that no row needs once they are many; `used [rows, columns]` (bool) before and after.
+
+    A rejected row is not zeroed but dropped or masked: a key of zeros would still draw weight.
+    """
+    counts = used.sum(dim=1)
+    longest = int(counts.max())
+    if used.shape[1] - longest < _HOLES:
+        return used
+    order = used.long().argsort(dim=1, descending=True, stable=True)[:, :longest]
+    for layer in _held(cache):
+        columns = order.to(layer.keys.device)[:, None, :, None]
+        for part in (layer.keys, layer.values):
+            where = columns.expand(-1, part.shape[1], -1, part.shape[3])
+            part[:, :, :longest] = part.gather(2, where)
+    cache.crop(longest - used.shape[1])
+    return torch.arange(longest, device=used.device) < counts[:, None]
+
+
+def keep_rows(cache: Any, rows: list[int]) -> None:
+    """Drop all sequences of a batch but these."""
+    for layer in _held(cache):
+        index = torch.tensor(rows, device=layer.keys.device)
+        layer.keys, layer.values = layer.keys[index], layer.values[index]
+
+
+def join(cache: Any, used: Tensor, other: Any, other_used: Tensor) -> Tensor:
+    """Add the sequences of `other` below those of `cache`; `used` and `other_used [rows, columns]`, and of both together."""
+    width = max(used.shape[1], other_used.shape[1])
+    for layer, more in zip(_held(cache), _held(other), strict=True):
+        layer.keys = torch.cat([_widened(layer.keys, width), _widened(more.keys, width)])
+        layer.values = torch.cat([_widened(layer.values, width), _widened(more.values, width)])
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = width
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(each, (0, width - each.shape[1])) for each in (used, other_used)])
+
+
+def _widened(part: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(part, (0, 0, 0, width - part.shape[2]))

@@ -1,9 +1,9 @@
 """The decoding loop: prefill, then draft, verify, accept, compact, until every sequence has ended.
 
-The target's output is what it is without a drafter. A pass verifies one tree a sequence; from its root, the token chosen
-from a node's logits is committed and, if a child holds it, decoding goes on there. So every logits processor sees each
-committed prefix once and in order, sampling is exact for any tree that was grown without chance, and criteria are asked
-after every token.
+The target's output is what it is without a drafter. A pass verifies one tree a sequence. From its root on, the token
+chosen from a node's logits is committed and, if a child holds it, decoding goes on there. So every logits processor
+sees each committed prefix once and in order, sampling is exact for any tree that was grown without chance, and criteria
+are asked after every token.
 """
 
 import inspect
@@ -80,14 +80,16 @@ class DecodingLoop:
         """Run the prompts `input_ids [rows, L]`, and commit the first token of each.
 
         Args:
-            request: of all rows; model_kwargs: of the call, as `generate` prepared them, with an empty or continued cache.
+            request: of all rows.
+            model_kwargs: of the call, as `generate` prepared them, with an empty or continued cache.
         """
         rows = input_ids.shape[0]
         self._cache_name, self.cache = cache_in(model_kwargs)
         record_past(self.cache, max(1, self.nodes.most))
         cached = int(self.cache.get_seq_length())
         mask = model_kwargs.get("attention_mask")
-        outputs = self.target._prefill(  # type: ignore[attr-defined]
+        target: Any = self.target
+        outputs = target._prefill(
             input_ids,
             request.config,
             model_kwargs | {"output_hidden_states": self._parts.output_hidden_states},
@@ -117,10 +119,9 @@ class DecodingLoop:
         self._real = used.sum(dim=1).tolist()
         self._attach(rows, cached)
         for row in range(rows):
-            text = (
-                used[row, -input_ids.shape[1] :].to(input_ids.device) if input_ids.shape[1] else input_ids[row].bool()
-            )
-            self.rows.append(DecodingRow(input_ids[row], request.of_row(row, rows), input_ids[row][text], self.lookup))
+            ids = input_ids[row]
+            real = used[row, self._columns - min(len(ids), self._columns) :].to(ids.device)
+            self.rows.append(DecodingRow(ids, request.of_row(row, rows), ids[real] if len(ids) else ids, self.lookup))
             self._wait(row, outputs.hidden_states, used[row, -read:].nonzero()[:, 0], self._real[row])
         self._keep(outputs, None)
         if not self._limit:
@@ -140,7 +141,7 @@ class DecodingLoop:
                 self._contexts.add_row()
 
     def _wait(self, row: int, hidden_states: tuple[Tensor, ...], index: Tensor, real: int) -> None:
-        """Keep the states at `index [n]` of a pass for the row's next draft; they are the last of its `real` columns."""
+        """Keep the states at `index [n]` of a pass for the row's next draft: the last of its `real` columns."""
         device = self.drafter.device
         states = self._parts.target_hidden_states(
             hidden_states, lambda part: part[row : row + 1, index.to(part.device)]
@@ -245,7 +246,7 @@ class DecodingLoop:
         return outputs.logits, outputs
 
     def _tree_mask(self, tree: TokenTree) -> Tensor | None:
-        """What each node sees, `[rows, 1, N, columns + N]`, as the target's attention takes it; `None` for everything."""
+        """What each node sees, `[rows, 1, N, columns + N]`, as the target's attention takes it; `None` for all."""
         device = self.target.device
         if self._used is None and tree.size == 1:
             return None
@@ -336,7 +337,7 @@ class DecodingLoop:
     # ---- what a caller asked for besides tokens
 
     def _keep(self, outputs: Any, paths: list[list[int]] | None) -> None:
-        """Hidden states and attentions of the committed tokens of the only row, one step a token; `paths` is `None` for prompts."""
+        """Hidden states and attentions of the only row's committed tokens, a step each; no `paths` for the prompt's."""
         if not any(self._keeps.values()):
             return
         if paths is None:

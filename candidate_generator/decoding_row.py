@@ -122,12 +122,12 @@ class DecodingRow:
         return self._max_length - self.length
 
     @property
-    def ids(self) -> Tensor:
+    def ids(self) -> Any:
         """The sequence, `[1, length]` (int64)."""
         return self._buffer[:, : self.length]
 
     def choose(self, logits: Tensor) -> int:
-        """The next token, from the target's logits behind the sequence, `[1, vocab]`: as plain `generate` chooses it."""
+        """The next token from the target's logits behind the sequence, `[1, vocab]`, as plain `generate` chooses it."""
         logits = logits.to(copy=True, dtype=torch.float32, device=self._buffer.device)
         scores = self.request.processors(self.ids, logits)
         if self._keeps["scores"]:

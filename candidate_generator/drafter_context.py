@@ -75,7 +75,7 @@ class BatchContext:
         self._waiting[row].append((states, positions))
 
     def waiting(self) -> tuple[Tensor, Tensor, list[int]]:
-        """States `[rows, C, layers * d]` and positions `[rows, C]` kept since the last draft, padded, and their counts."""
+        """States `[rows, C, layers * d]` and positions `[rows, C]` since the last draft, padded, and their counts."""
         parts = [tuple(torch.cat(part, dim=1)[0] for part in zip(*kept, strict=True)) for kept in self._waiting]
         counts = [positions.shape[0] for _, positions in parts]
         states = torch.nn.utils.rnn.pad_sequence([states for states, _ in parts], batch_first=True)

@@ -1,11 +1,11 @@
 """The one hook into `generate`: an `assistant_model` that offers to draft or to decode is asked to.
 
-Transformers keeps no registry of assistants. Three methods of `GenerationMixin` are wrapped once, whichever copy of this
-module comes first (every checkpoint's remote code brings its own); calls with other assistants go on untouched.
+Transformers keeps no registry of assistants. Three methods of `GenerationMixin` are wrapped once, whichever copy of
+this module comes first (every checkpoint's remote code brings its own); calls with other assistants go on untouched.
 
 | method | asks the assistant for |
 |---|---|
-| `_validate_generation_mode` | `check_generation`: whether the call can be served, in place of Transformers' own refusals |
+| `_validate_generation_mode` | `check_generation`: whether it serves the call, in place of Transformers' refusals |
 | `_assisted_decoding` | `decode`: the whole decoding, or `NotImplemented` for Transformers' own loop |
 | `_get_candidate_generator` | `get_candidate_generator`: drafts for that loop |
 """
@@ -87,8 +87,8 @@ def install() -> None:
     for name in (*open_methods, _PREFILL):
         if not hasattr(GenerationMixin, name):
             raise RuntimeError(
-                f"Transformers {transformers.__version__} has no GenerationMixin.{name}, which drafting inside generate() "
-                "needs; install another version or a newer lilicorr."
+                f"Transformers {transformers.__version__} has no GenerationMixin.{name}, which drafting inside "
+                "generate() needs; install another version or a newer lilicorr."
             )
     for name in open_methods:
         original = getattr(GenerationMixin, name)

@@ -44,7 +44,7 @@ class NodeCount:
 
 
 def node_count(config: "LiLiCorrConfig", target: PreTrainedModel, asked: GenerationConfig) -> NodeCount:
-    """The number of nodes of a call: `num_assistant_tokens` of the call, else the drafter's `max_nodes`, else the device's.
+    """The nodes of a call: its `num_assistant_tokens`, else the drafter's `max_nodes`, else what suits the device.
 
     Raises:
         ValueError: if `num_assistant_tokens` is negative.

@@ -64,8 +64,8 @@ def check_processors(processors: Iterable[Any]) -> None:
     for processor in processors:
         if isinstance(processor, (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)):
             raise ValueError(
-                f"{type(processor).__name__} keeps a state that Transformers' assisted loop spoils with drafted tokens; "
-                "leave out guidance_scale or the watermark, or set the drafter's decoding to 'auto'."
+                f"{type(processor).__name__} keeps a state that Transformers' assisted loop spoils with drafted "
+                "tokens; leave out guidance_scale or the watermark, or set the drafter's decoding to 'auto'."
             )
 
 
@@ -96,8 +96,8 @@ def warn_of_lengths(target: PreTrainedModel) -> None:
     """Warn once of a target whose rotary frequencies follow the length of each pass."""
     rope = getattr(target.config.get_text_config(), "rope_parameters", None) or {}
     kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
-    for kind in sorted(kinds & {"dynamic", "longrope"}):
+    for kind in kinds & {"dynamic", "longrope"}:
         logger.warning_once(
-            f"The target's rotary embedding is {kind!r}: its frequencies follow the length of each pass, so a text that "
-            "crosses a length limit may part from plain generate()'s, whose passes have other lengths."
+            f"The target's rotary embedding is {kind!r}: its frequencies follow the length of each pass, so a text "
+            "that crosses a length limit may part from plain generate()'s, whose passes have other lengths."
         )

@@ -12,8 +12,8 @@ _HOLES = 64  # columns that no row uses before a batch's cache is packed
 def tree_limit(cache: Any) -> int:
     """How many columns the cache may have for a tree to be verified over it; 0 if none can be.
 
-    Layers that keep every column, and sliding ones while nothing has slid out of their window, let accepted rows be moved
-    and show all of them to every node; others (recurrent states, static and quantised ones) do not.
+    Layers that keep every column, and sliding ones while nothing has slid out of their window, let accepted rows be
+    moved and show all of them to every node; others (recurrent states, static and quantised ones) do not.
     """
     limit = 1 << 62
     for layer in cache.layers:
@@ -82,7 +82,7 @@ def keep_rows(cache: Any, rows: list[int]) -> None:
 
 
 def join(cache: Any, used: Tensor, other: Any, other_used: Tensor) -> Tensor:
-    """Add the sequences of `other` below those of `cache`; `used` and `other_used [rows, columns]`, and of both together."""
+    """Add the sequences of `other` below those of `cache`; from their used `[rows, columns]`, those of both."""
     width = max(used.shape[1], other_used.shape[1])
     for layer, more in zip(_held(cache), _held(other), strict=True):
         layer.keys = torch.cat([_widened(layer.keys, width), _widened(more.keys, width)])

@@ -57,7 +57,7 @@ class TargetParts:
         return hidden_states[self._layers[0]].shape[1]
 
     def target_hidden_states(self, hidden_states: tuple[Tensor, ...], pick: Callable[[Tensor], Tensor]) -> Tensor:
-        """The states that the drafter reads, `[..., layers * d]`, of the rows that `pick` takes of `[batch, rows, d]`."""
+        """The states that the drafter reads, `[..., layers * d]`, of what `pick` takes of each `[batch, rows, d]`."""
         picked = [pick(hidden_states[layer]).to(self._device, self._dtype) for layer in self._layers]
         return torch.cat(picked, dim=-1)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 LONGEST = 5  # tokens of the longest suffix that is looked up
 DEEPEST = 15  # tokens proposed at most
 
-# A token's chance to be right by the length of the suffix that led to it, measured over answers of SmolLM2 to prompts of
-# eleven sets (`lilicorr replay` prints it for others).
+# A token's chance to be right by the length of the suffix that led to it, over answers of SmolLM2 to prompts of eleven
+# sets (`lilicorr replay` prints it for others).
 PRIORS = {1: 0.40, 2: 0.69, 3: 0.78, 4: 0.83, 5: 0.92}
 PRIOR_WEIGHT = 8.0  # tokens that a prior counts for beside those of the call
 
@@ -44,7 +44,7 @@ class TextContinuation:
             ids.append(token)
 
     def propose(self, count: int = DEEPEST) -> Proposal | None:
-        """The next `count` tokens as they followed the suffix's latest place, over and over where the text ends there."""
+        """The next `count` tokens as they followed the suffix's latest place, over and over where the text ends."""
         ids = self._ids
         for length in range(min(LONGEST, len(ids)), 0, -1):
             start = self._latest.get(tuple(ids[-length:]))

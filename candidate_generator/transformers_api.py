@@ -58,4 +58,4 @@ def decoder_output(sequences: Tensor, cache: Any, **parts: Any) -> GenerateDecod
     """What `generate` returns with `return_dict_in_generate`: `scores`, `logits`, `attentions`, `hidden_states`."""
     names = {field.name for field in fields(GenerateDecoderOnlyOutput)}
     held = next(name for name in _CACHE_NAMES if name in names)
-    return GenerateDecoderOnlyOutput(sequences=sequences, **{held: cache}, **parts)
+    return GenerateDecoderOnlyOutput(**{"sequences": sequences, held: cache}, **parts)

@@ -57,7 +57,7 @@ def grow_trees(
 
 
 def _lattice(anchors: Tensor, draft: "Draft | None", beta: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens `[rows, S, K]`, `log P` of first ones `[rows, K]` and of pairs, and marginals `[rows, S, K]`, of a draft."""
+    """Of a draft: tokens `[rows, S, K]`, `log P` of first ones `[rows, K]` and of pairs, marginals `[rows, S, K]`."""
     rows = anchors.shape[0]
     if draft is None:
         nothing = torch.full((rows, 1, 1), -torch.inf, device=anchors.device)

@@ -1,8 +1,8 @@
 """Trees over candidate lattices: callers import from here and get the fastest implementation for their tensors.
 
-Best first is sequential, but its result is not: the `M` likeliest prefixes of all lengths are among the `M` likeliest of
-each length, and those continue the `M` likeliest of one slot less. So the batched version widens all slots in turn and
-then takes the best of everything, in operations of fixed shape that never wait for the device.
+Best first is sequential, but its result is not: the `M` likeliest prefixes of all lengths are among the `M` likeliest
+of each length, and those continue the `M` likeliest of one slot less. So the batched version widens all slots in turn
+and then takes the best of everything, in operations of fixed shape that never wait for the device.
 """
 
 import torch
@@ -24,10 +24,10 @@ def lattice_tree(first: Tensor, pair: Tensor, count: int, width: int | None = No
 def batched_lattice_tree(first: Tensor, pair: Tensor, count: int, width: int | None = None) -> TreeNodes:
     """As `tree_reference.lattice_tree`: same arguments, results and errors, without host synchronisation."""
     check_tree(first, pair, count, width)
-    blocks, candidates = first.shape
+    candidates = first.shape[1]
     first, pair = _only_numbers(first), _only_numbers(pair)
     # Of the likeliest prefixes that end in a slot, likeliest first: candidate, place of the parent among the slot's
-    # before, log P of the path; [N, beam] each. `torch.sort` is stable, so equal ones keep parent, then candidate order.
+    # before, log P of the path; [N, beam] each. Sorts are stable: equal ones keep the order of parents and candidates.
     states, paths = _descending(first, count if width is None else width)
     levels = [(states, torch.zeros_like(states), paths)]
     for step in pair.unbind(dim=1):
@@ -44,7 +44,7 @@ def batched_lattice_tree(first: Tensor, pair: Tensor, count: int, width: int | N
 
 
 def _descending(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Indices and values `[N, ≤ count]` of the largest of `values [N, n]`, descending, the lower index first of equals."""
+    """Indices and values `[N, ≤ count]` of the largest of `values [N, n]`, descending; of equals the lower first."""
     ordered, order = values.sort(dim=-1, descending=True, stable=True)
     return order[:, :count], ordered[:, :count]
 
@@ -70,7 +70,7 @@ def _merge(levels: list[tuple[Tensor, Tensor, Tensor]], count: int) -> TreeNodes
     if short > 0:
         chosen = [torch.nn.functional.pad(each, (0, short), value=-1) for each in chosen]
         kept = torch.nn.functional.pad(kept, (0, short), value=-torch.inf)
-    return TreeNodes(*chosen, kept)
+    return TreeNodes(chosen[0], chosen[1], chosen[2], kept)
 
 
 def _only_numbers(log_probs: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ class TreeNodes:
     Node `i` of a table is node `i + 1` of its tree, since node 0 is the anchor.
 
     Attributes:
-        states: which candidate of its slot a node is, `[N, M]` (int64), -1 for an absent node (all absent ones are last).
+        states: which candidate of its slot a node is, `[N, M]` (int64), -1 for an absent node (these are the last).
         slots: zero-based slots, `[N, M]` (int64): a node of slot `s` has depth `s + 1`; -1 for absent ones.
         parents: numbers of the parents in their trees, `[N, M]` (int64): 0 is the anchor; -1 for absent ones.
         log_probs: of the path from the anchor to the node, `[N, M]` (fp64), `-inf` for absent ones.
@@ -29,8 +29,8 @@ class TreeNodes:
 def child_log_probs(log_probs: Tensor, pair_scores: Tensor | None, beta: float) -> tuple[Tensor, Tensor]:
     """`log P(child | parent)` over a lattice (DESIGN §3): what a tree is grown by.
 
-    The first slot takes the drafter's own probabilities. Behind it, a slot's coverage (the mass of its candidates) times
-    the softmax of `beta` times the scores; the drafter's own probabilities where a head has no scores.
+    The first slot takes the drafter's own probabilities. Behind it, a slot's coverage (the mass of its candidates)
+    times the softmax of `beta` times the scores; the drafter's own probabilities where a head has no scores.
 
     Args:
         log_probs: `[N, S, K]` (fp32) over the full vocabulary.
@@ -74,7 +74,7 @@ def lattice_tree(first: Tensor, pair: Tensor, count: int, width: int | None = No
 
 def _grow(first: list[float], pair: list[list[list[float]]], count: int, width: int | None) -> list[list[float]]:
     """States, slots, parents and log-probabilities of one tree, each `count` long."""
-    states, slots, parents, log_probs = [], [], [], []
+    nodes: list[tuple[float, int, int, int]] = []
     # (-log P of the path, slot, parent, candidate): tuples compare as nodes are ordered
     waiting: list[tuple[float, int, int, int]] = []
 
@@ -86,21 +86,15 @@ def _grow(first: list[float], pair: list[list[list[float]]], count: int, width: 
             heapq.heappush(waiting, child)
 
     offer(0, 0, 0.0, first)
-    while waiting and len(states) < count:
-        negative, slot, parent, state = heapq.heappop(waiting)
-        states.append(state)
-        slots.append(slot)
-        parents.append(parent)
-        log_probs.append(-negative)
+    while waiting and len(nodes) < count:
+        node = heapq.heappop(waiting)
+        nodes.append(node)
+        negative, slot, _, state = node
         if slot < len(pair):
-            offer(slot + 1, len(states), -negative, pair[slot][state])
-    absent = count - len(states)
-    return [
-        states + [-1] * absent,
-        slots + [-1] * absent,
-        parents + [-1] * absent,
-        log_probs + [-torch.inf] * absent,
-    ]  # type: ignore[return-value]
+            offer(slot + 1, len(nodes), -negative, pair[slot][state])
+    nodes += [(torch.inf, -1, -1, -1)] * (count - len(nodes))
+    paths, slots, parents, states = zip(*nodes, strict=True)
+    return [list(states), list(slots), list(parents), [-path for path in paths]]
 
 
 def check_tree(first: Tensor, pair: Tensor, count: int, width: int | None) -> None:
@@ -114,8 +108,8 @@ def check_tree(first: Tensor, pair: Tensor, count: int, width: int | None) -> No
         or set(pair.shape[2:]) != {candidates}
     ):
         raise ValueError(
-            "A tree is grown from log-probabilities first [blocks, K] and pair [blocks, slots - 1, K, K] with K of 1 or "
-            f"more, got {list(first.shape)} and {list(pair.shape)}; bring them to these shapes."
+            "A tree is grown from log-probabilities first [blocks, K] and pair [blocks, slots - 1, K, K] with K of 1 "
+            f"or more, got {list(first.shape)} and {list(pair.shape)}; bring them to these shapes."
         )
     if count < 1:
         raise ValueError(f"A tree of {count} nodes was asked for; ask for 1 or more.")

@@ -7,7 +7,7 @@ from .dflash import DraftCache
 
 
 class BatchDraftCache(DraftCache):
-    """Keys and values of several contexts in one buffer a layer, each from column 0 on; the block's rows stand behind all.
+    """Keys and values of several contexts in one buffer a layer, each from column 0 on, the block's rows behind all.
 
     Before each pass `expect` tells how many of the new rows are real. Rows of padding are written too, where the next
     pass overwrites them, and are never seen.
@@ -92,7 +92,10 @@ def _with_row(part: Tensor) -> Tensor:
 
 
 def _grown(buffer: Tensor | None, like: Tensor, room: int) -> Tensor:
-    """`buffer` if it has `room` columns, else a copy with room to double; unseen columns hold zeros, for 0 times NaN is NaN."""
+    """`buffer` if it has `room` columns, else a copy with room to double.
+
+    Columns that nothing has been written to hold zeros: unseen, they still meet the weight 0, and 0 times NaN is NaN.
+    """
     if buffer is not None and buffer.shape[2] >= room:
         return buffer
     grown = like.new_zeros(like.shape[0], like.shape[1], max(64, 2 * room), like.shape[3])

@@ -44,11 +44,11 @@ class LiLiCorrConfig(PreTrainedConfig):
             for the others the keys of `default_head_config`, which the head's class explains.
         draft_lengths: `"whole"` drafts whole blocks; `"adaptive"` lets greedy decoding on a CPU draft fewer tokens
             where that is faster. `num_assistant_tokens` and its schedule, given to `generate`, win over it.
-        decoding: `"auto"` decodes with this package's loop: trees, batches, exact stops; `"stock"` with Transformers' own
-            assisted loop and chains.
+        decoding: `"auto"` decodes with this package's loop: trees, batches, exact stops; `"stock"` with Transformers'
+            own assisted loop and chains.
         lookup: whether the text's own continuation joins the trees of that loop.
-        max_nodes: nodes of a tree besides the anchor; `None` for what suits the device. `num_assistant_tokens`, given to
-            `generate`, wins over it.
+        max_nodes: nodes of a tree besides the anchor; `None` for what suits the device. `num_assistant_tokens`, given
+            to `generate`, wins over it.
         proposal: what is drafted under sampling: `"point"`, the tokens of greedy decoding, which verification treats as
             certain; or, for `dspark`, `"sampled"`: tokens drawn from its own distribution, which verification weighs
             against the target's. Either leaves the output's distribution as it is.

@@ -171,7 +171,7 @@ class LiLiCorrModel(DFlashModel):
 
         Returns:
             What `generate` returns, or `NotImplemented` where Transformers' own loop is to decode: the configuration
-            asks for it (`decoding`), several processes step together, or tokens are drawn from the drafter's distribution.
+            asks for it (`decoding`), several processes step together, or drafted tokens are to be drawn.
 
         Raises:
             ValueError: the call asks for what cannot be had.

@@ -56,7 +56,7 @@ def decode(
     }
     options = {"lookup": drafter.config.lookup, "all_states": wants["hidden_states"], "attentions": wants["attentions"]}
     # Rows that cannot share a pass are decoded one after the other.
-    together = rows == 1 or (not any(wants.values()) and _can_share(target, model_kwargs, request))
+    together = rows == 1 or (not any(wants.values()) and can_share(target, model_kwargs, request))
     parts = [slice(None)] if together else [slice(row, row + 1) for row in range(rows)]
     loops, everyone = [], list[DecodingRow]()
     for part in parts:
@@ -144,7 +144,7 @@ def _kept(columns: list[list[Any]], step: int) -> Any:
     return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*held, strict=True))
 
 
-def _can_share(target: PreTrainedModel, model_kwargs: dict[str, Any], request: Request) -> bool:
+def can_share(target: PreTrainedModel, model_kwargs: dict[str, Any], request: Request) -> bool:
     """Whether rows of a batch can be verified together: by trees, up to the longest that they may get."""
     return request.max_length + MARGIN <= tree_columns(target, cache_in(model_kwargs)[1])
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import target_cache
 from .decoding_row import DecodingRow, Request
 from .drafter_context import AttachedContext, BatchContext
 from .node_count import NodeCount
+from .target_cache import join, keep_path, keep_paths, keep_rows, pack, tree_limit
 from .target_parts import TargetParts
 from .text_continuation import DEEPEST, Proposal
 from .token_tree import SOURCES, TokenTree
@@ -37,6 +37,7 @@ class DecodingLoop:
         drafter: made for `target`.
         nodes: how many nodes a pass verifies.
         lookup: whether the text's own continuation joins the trees.
+        shared: whether more sequences may be added to those it starts with.
         all_states, attentions: whether hidden states and attentions of committed tokens are kept for the caller, which
             works for a single sequence.
     """
@@ -48,12 +49,14 @@ class DecodingLoop:
         nodes: NodeCount,
         *,
         lookup: bool = True,
+        shared: bool = False,
         all_states: bool = False,
         attentions: bool = False,
     ) -> None:
         self.drafter, self.target, self.nodes, self.lookup = drafter, target, nodes, lookup
         self._parts = TargetParts(drafter, target, all_states)
         self._beta: float = drafter.head.tree_beta
+        self._shared = shared
         self._keeps = {"hidden_states": all_states, "attentions": attentions}
         self.rows: list[DecodingRow] = []
         self.kept: dict[str, list[Any]] = {"hidden_states": [], "attentions": []}
@@ -109,7 +112,7 @@ class DecodingLoop:
             used = torch.cat([used.new_ones(rows, self._columns - used.shape[1]), used], dim=1)
         padded = not bool(used.all())
         self._mask = used.to(self.target.device) if padded else None
-        self._used = used.to(self.target.device) if padded or rows > 1 else None
+        self._used = used.to(self.target.device) if padded or rows > 1 or self._shared else None
         positions = model_kwargs.get("position_ids")
         if positions is None:
             self._last_positions = used.sum(dim=1, keepdim=True).to(self.target.device) - 1
@@ -133,7 +136,7 @@ class DecodingLoop:
 
     def _attach(self, rows: int, cached: int) -> None:
         """Contexts for the drafter: that of a continued cache where there is one."""
-        if rows == 1:
+        if rows == 1 and not self._shared:
             self._attached = AttachedContext.of(self.cache, self.drafter, cached)
         else:
             self._contexts = BatchContext(self.drafter)
@@ -304,20 +307,34 @@ class DecodingLoop:
         if self._used is None or len(self.rows) == 1:
             (path,) = paths
             if self._trees_fit(size):
-                target_cache.keep_path(self.cache, self._columns, size, path)
+                keep_path(self.cache, self._columns, size, path)
             else:
                 self.cache.crop(len(path) - size)
             if self._used is not None:
                 self._used = torch.cat([self._used, self._used.new_ones(1, len(path))], dim=1)
             self._columns += len(path)
         else:
-            kept = target_cache.keep_paths(self.cache, self._columns, size, paths)
+            kept = keep_paths(self.cache, self._columns, size, paths)
             used = torch.cat([self._used, kept.to(device)], dim=1)
-            self._used = target_cache.pack(self.cache, used)
+            self._used = pack(self.cache, used)
             self._columns = self._used.shape[1]
         lengths = [len(path) for path in paths]
         self._last_positions = self._last_positions + torch.tensor(lengths, device=device)[:, None]
         self._real = [real + length for real, length in zip(self._real, lengths, strict=True)]
+
+    def add(self, other: "DecodingLoop") -> None:
+        """Take over the rows of another shared loop that has just started, with the same drafter and target."""
+        if not self.rows:
+            self.__dict__.update(other.__dict__)
+            return
+        assert self._used is not None and other._used is not None
+        assert self._contexts is not None and other._contexts is not None
+        self._used = join(self.cache, self._used, other.cache, other._used)
+        self._columns = self._used.shape[1]
+        self._last_positions = torch.cat([self._last_positions, other._last_positions], dim=-2)
+        self._real += other._real
+        self._contexts.add(other._contexts)
+        self.rows += other.rows
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Take the rows with these numbers out of the batch."""
@@ -325,7 +342,7 @@ class DecodingLoop:
         self.rows = [self.rows[number] for number in left]
         if not left:
             return
-        target_cache.keep_rows(self.cache, left)
+        keep_rows(self.cache, left)
         index = torch.tensor(left, device=self.target.device)
         if self._used is not None:
             self._used = self._used[index]
@@ -367,4 +384,4 @@ def tree_columns(target: PreTrainedModel, cache: Any) -> int:
     masked = target.config._attn_implementation in ("sdpa", "eager")
     if not masked or not takes_positions(target) or getattr(text, "alibi", False):
         return 0
-    return target_cache.tree_limit(cache)
+    return tree_limit(cache)

@@ -83,6 +83,12 @@ class BatchContext:
         self._waiting = [[] for _ in self._waiting]
         return states, positions, counts
 
+    def add(self, other: "BatchContext") -> None:
+        """Take over the rows of another one from which nothing has been drafted yet."""
+        for waiting in other._waiting:
+            self.add_row()
+            self._waiting[-1] = waiting
+
     def keep(self, rows: list[int]) -> None:
         """Drop all rows but these."""
         self.cache.keep(rows)

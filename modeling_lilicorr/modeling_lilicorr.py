@@ -3,13 +3,19 @@
 import os
 import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..candidate_generator.decode import decode
+from ..candidate_generator.figures import GenerationFigures, LatestFigures
+from ..candidate_generator.hook import install
+from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
+from ..candidate_generator.pace import KnownTimes
+from ..candidate_generator.requests import check_processors, check_target
 from ..kernels.int8_logits import KnownLogits
 from .batch_draft_cache import BatchDraftCache
 from .configuration_lilicorr import LiLiCorrConfig
@@ -30,10 +36,6 @@ from .layouts import (
 )
 from .repository import COMMIT_ARGUMENTS, save_repository, upload
 
-if TYPE_CHECKING:
-    from ..candidate_generator.figures import GenerationFigures
-    from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
-
 
 class LiLiCorrModel(DFlashModel):
     """A drafter for `target.generate(..., assistant_model=drafter)`.
@@ -44,11 +46,6 @@ class LiLiCorrModel(DFlashModel):
     """
 
     def __init__(self, config: LiLiCorrConfig) -> None:
-        # The generator's room needs nothing of this one to be imported, but must follow it into every bundle.
-        from ..candidate_generator.figures import LatestFigures
-        from ..candidate_generator.hook import install
-        from ..candidate_generator.pace import KnownTimes
-
         config.validate()
         super().__init__(config)
         self._figures = LatestFigures()
@@ -60,12 +57,12 @@ class LiLiCorrModel(DFlashModel):
         install()
 
     @property
-    def last_generation(self) -> "GenerationFigures | None":
+    def last_generation(self) -> GenerationFigures | None:
         """Figures of the latest `generate` call that it served in this thread."""
         return self._figures.get()
 
     @last_generation.setter
-    def last_generation(self, figures: "GenerationFigures | None") -> None:
+    def last_generation(self, figures: GenerationFigures | None) -> None:
         self._figures.put(figures)
 
     @property
@@ -155,8 +152,6 @@ class LiLiCorrModel(DFlashModel):
         Raises:
             ValueError: this drafter cannot serve the call.
         """
-        from ..candidate_generator.requests import check_target
-
         check_target(self, target)
         if options.get("assistant_tokenizer") is not None:
             raise ValueError("A drafter reads its target's own tokens; leave out assistant_tokenizer.")
@@ -176,14 +171,17 @@ class LiLiCorrModel(DFlashModel):
         Raises:
             ValueError: the call asks for what cannot be had.
         """
-        from ..candidate_generator.decode import decode
-
         drawn = self.config.proposal == "sampled" and call["generation_config"].do_sample
         if self.config.decoding == "stock" or drawn or call.pop("synced_gpus", False):
             return NotImplemented
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer"):
             call.pop(name, None)
         return decode(self, target, input_ids, **call)
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """No: `generate` is there only to say so."""
+        return False
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """A drafter generates nothing by itself.
@@ -201,7 +199,7 @@ class LiLiCorrModel(DFlashModel):
         model_kwargs: dict[str, Any],
         input_ids: Tensor,
         **kwargs: Any,
-    ) -> "LiLiCorrCandidateGenerator":
+    ) -> LiLiCorrCandidateGenerator:
         """What `target.generate(..., assistant_model=self)` asks for: a generator that serves this one call.
 
         Args:
@@ -215,9 +213,6 @@ class LiLiCorrModel(DFlashModel):
             ValueError: for a batch, an encoder-decoder target, a target that this drafter was not made for, or a logits
                 processor with a state of its own.
         """
-        from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
-        from ..candidate_generator.requests import check_processors
-
         check_processors(kwargs.get("logits_processor") or ())
         processors = kwargs.get("logits_processor")
         return LiLiCorrCandidateGenerator(self, target, generation_config, model_kwargs, input_ids, processors)

@@ -1,6 +1,7 @@
 """A complete repository on disk and on the Hub: weights, configuration, the code that loads them, and a model card."""
 
 import importlib
+import inspect
 import os
 import re
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
+from ..candidate_generator.custom_generate import generate as custom_generate
 from .configuration_lilicorr import LiLiCorrConfig
 
 AUTO_MAP = {"AutoConfig": "configuration_lilicorr.LiLiCorrConfig", "AutoModel": "modeling_lilicorr.LiLiCorrModel"}
@@ -34,8 +36,9 @@ def staged(folder: str | os.PathLike) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
         yield Path(temporary)
-        written = sorted(os.listdir(temporary))
+        written = sorted(os.path.relpath(path, temporary) for path in Path(temporary).rglob("*") if path.is_file())
         for name in written:
+            (folder / name).parent.mkdir(exist_ok=True)
             os.replace(os.path.join(temporary, name), folder / name)
     if any(WEIGHT_FILES.fullmatch(name) for name in written):
         for path in folder.iterdir():
@@ -81,6 +84,9 @@ def save_repository(
         save_weights(staging, state_dict=state_dict, **options)
         for name, text in flat_code().items():
             (staging / name).write_text(text, "utf-8")
+        (staging / "custom_generate").mkdir()
+        source = inspect.getsource(inspect.getmodule(custom_generate))  # type: ignore[arg-type]
+        (staging / "custom_generate" / "generate.py").write_text(source, "utf-8")
         if not (Path(folder) / "README.md").exists():
             (staging / "README.md").write_text(model_card(config, repo_id, tags), "utf-8")
 

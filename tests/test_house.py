@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STOREYS = [["kernels"], ["modeling_lilicorr"], ["candidate_generator"], ["hub", "training", "evaluation"]]
+STOREYS = [["kernels"], ["candidate_generator"], ["modeling_lilicorr"], ["hub", "training", "evaluation"]]
 STOREY = {room: storey for storey, rooms in enumerate(STOREYS) for room in rooms}
 TRAVELLING = ("kernels", "modeling_lilicorr", "candidate_generator")  # inside every published checkpoint
-# The face users call reaches up for a moment: saving writes the bundle, loading converts, loading installs the seam.
+# The face users call reaches up for a moment: saving writes the bundle and the card.
 FACE = {"modeling_lilicorr.py", "repository.py"}
 
 

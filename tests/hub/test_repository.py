@@ -104,7 +104,8 @@ def test_row_44_push_uploads_the_repository_and_nothing_else(hub):
         == "commit info"
     )
     ((options, files),) = hub.uploads
-    assert {"model.safetensors", "config.json", "README.md", "modeling_lilicorr.py", "seam.py"} <= files
+    assert {"model.safetensors", "config.json", "README.md", "modeling_lilicorr.py", "hook.py"} <= files
+    assert "custom_generate/generate.py" in files
     assert all(name.endswith((".py", ".json", ".safetensors")) or name == "README.md" for name in files)
     assert (options["repo_id"], options["commit_message"]) == ("someone/drafter", "First")
     assert 'from_pretrained("someone/drafter"' in options["card"] and "- mine\n" in options["card"]
@@ -132,7 +133,8 @@ def test_push_through_transformers_own_method_is_complete(hub, monkeypatch, chec
 
     monkeypatch.setattr(ModelCard, "load", load)
     PushToHubMixin.push_to_hub(tiny_drafter(), "someone/drafter")
-    assert hub.uploads[0][1] == {path.name for path in checkpoint.iterdir()}
+    written = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    assert hub.uploads[0][1] == written
 
 
 def test_saving_leaves_no_traces_and_keeps_what_it_does_not_own(tmp_path):

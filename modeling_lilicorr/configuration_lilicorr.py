@@ -11,7 +11,10 @@ from .head_settings import HEAD_TYPES, default_head_config, head_problems
 FORMAT_VERSION = 1
 DRAFT_LENGTHS = ("whole", "adaptive")
 DECODING = ("auto", "stock")
-PROPOSALS = {"point": HEAD_TYPES, "sampled": ("dspark",)}  # with the heads that can make them
+PROPOSALS = {
+    "point": HEAD_TYPES,
+    "sampled": ("dspark", "lilicorr", "dcoco", "selector"),
+}  # with the heads that can make them
 
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
@@ -50,8 +53,9 @@ class LiLiCorrConfig(PreTrainedConfig):
         max_nodes: nodes of a tree besides the anchor; `None` for what suits the device. `num_assistant_tokens`, given
             to `generate`, wins over it.
         proposal: what is drafted under sampling: `"point"`, the tokens of greedy decoding, which verification treats as
-            certain; or, for `dspark`, `"sampled"`: tokens drawn from its own distribution, which verification weighs
-            against the target's. Either leaves the output's distribution as it is.
+            certain; or, for heads with scores and `dspark`, `"sampled"`: a chain of tokens drawn from the head's own
+            distribution, which Transformers' loop weighs against the target's. Either leaves the output's distribution
+            as it is.
         target_model: the target's name on the Hub, if it has one; for the model card only.
         training_data: what the drafter learned from: counts, and where known the chat template's options (such as
             `enable_thinking`), the target's revision and how its answers were decoded; for the model card only.

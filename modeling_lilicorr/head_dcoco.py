@@ -86,6 +86,7 @@ class DCOCOHead(nn.Module):
             self.num_candidates,
             lambda candidates, log_probs: self.scores(block.embed(candidates), log_probs, block.hidden),
             return_lattice,
+            self.tree_beta,
         )
 
 

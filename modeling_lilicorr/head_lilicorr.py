@@ -19,6 +19,7 @@ from ..kernels.topk_logsumexp import topk_features
 from .configuration_lilicorr import LiLiCorrConfig
 from .head_settings import TREE_BETAS
 from .lattice import Block, Draft, Lattice
+from .lattice_drafts import draw_path
 
 
 class LatticeAttention(nn.Module):
@@ -199,14 +200,18 @@ class LiLiCorrHead(nn.Module):
         def probabilities() -> Tensor:
             return log_probs.gather(-1, picks[..., None]).squeeze(-1).exp()
 
-        if not return_lattice:
+        if not return_lattice and block.warp is None:
             tokens, picks = score_and_walk(*vectors, candidates, scale, self.vector_eps, self.rule, added)
             return Draft(tokens, finite, probabilities)
         walked = walk(*vectors, candidates, scale, self.vector_eps, self.rule, added)
-        picks = walked.picks
-        return Draft(
-            walked.tokens, finite, probabilities, Lattice(candidates, log_probs, walked.first, walked.pair, picks)
-        )
+        tokens, picks, drawn_from = walked.tokens, walked.picks, None
+        if block.warp is not None:
+            tokens, picks, drawable, drawn_from = draw_path(
+                block, candidates, log_probs, walked.first, walked.pair, self.tree_beta
+            )
+            finite = finite & drawable
+        lattice = Lattice(candidates, log_probs, walked.first, walked.pair, picks) if return_lattice else None
+        return Draft(tokens, finite, probabilities, lattice, drawn_from)
 
     def scores(self, embeds: Tensor, log_probs: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         """Scores of a lattice from the arguments of `factors`: `[N, K]` and `[N, S - 1, K, K]`, as `lattice_scores`.

@@ -70,4 +70,5 @@ class SelectorHead(nn.Module):
             self.num_candidates,
             lambda candidates, log_probs: self.scores(candidates, log_probs, block.hidden, block.anchor_ids),
             return_lattice,
+            self.tree_beta,
         )

@@ -17,28 +17,72 @@ def walk_lattice(
     count: int,
     scores: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     return_lattice: bool,
+    beta: float = 1.0,
 ) -> Draft:
-    """Commit the greedy walk over the lattice of each slot's `count` best candidates.
+    """Commit the greedy walk over the lattice of each slot's `count` best candidates, or a path drawn if `block` warps.
 
     Args:
         block: the block; return_lattice: fill the draft's lattice.
         scores: from candidates `[N, S, K]` (int64) and their log-probabilities `[N, S, K]` (fp32) to the scores of
             `Lattice`, `first [N, K]` and `pair [N, S - 1, K, K]`.
+        beta: calibrates the scores of a drawn path.
     """
     blocks, slots, vocab = block.logits.shape
     values, indices, normaliser = topk_logsumexp(block.logits.reshape(-1, vocab), count)
     candidates = indices.view(blocks, slots, count)
     log_probs = (values - normaliser[:, None]).view(blocks, slots, count)
     first, pair = scores(candidates, log_probs)
-    picks = greedy_walk(first, pair)
+    finite, drawn_from = normaliser.isfinite().view(blocks, slots), None
+    if block.warp is None:
+        picks = greedy_walk(first, pair)
+        tokens = candidates.gather(-1, picks[..., None]).squeeze(-1)
+    else:
+        tokens, picks, drawable, drawn_from = draw_path(block, candidates, log_probs, first, pair, beta)
+        finite = finite & drawable
     draft = Draft(
-        tokens=candidates.gather(-1, picks[..., None]).squeeze(-1),
-        finite=normaliser.isfinite().view(blocks, slots),
+        tokens=tokens,
+        finite=finite,
+        logits=drawn_from,
         probabilities=lambda: log_probs.gather(-1, picks[..., None]).squeeze(-1).exp(),
     )
     if return_lattice:
         draft.lattice = Lattice(candidates, log_probs, first, pair, picks)
     return draft
+
+
+def draw_path(
+    block: Block, candidates: Tensor, log_probs: Tensor, first: Tensor, pair: Tensor, beta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw a path slot after slot, each token from the warped `softmax(beta · score)` over its slot's candidates.
+
+    The first slot is drawn from the drafter's own probabilities, as trees take them.
+
+    Args:
+        block: with its `warp`.
+        candidates: `[N, S, K]` (int64); log_probs: `[N, S, K]` (fp32).
+        first: `[N, K]`, only its dtype matters; pair: `[N, S - 1, K, K]` (fp32), as `Lattice` holds them.
+
+    Returns:
+        tokens and picks `[N, S]` (int64), whether each slot left anything to draw `[N, S]` (bool), and the logits that
+        were drawn from, `[N, S, vocab]` (fp32), `-inf` for all but candidates.
+    """
+    assert block.warp is not None
+    tokens, picks, finite, drawn_from = candidates[:, :0, 0], [], [], []
+    for slot in range(candidates.shape[1]):
+        scores = log_probs[:, 0] if slot == 0 else beta * _row(pair[:, slot - 1], picks[-1])
+        logits = torch.full_like(block.logits[:, slot], -torch.inf, dtype=first.dtype)
+        logits = block.warp(tokens, logits.scatter(-1, candidates[:, slot], scores))
+        chances = logits.softmax(dim=-1).nan_to_num().gather(-1, candidates[:, slot])
+        finite.append(chances.sum(dim=-1) > 0)
+        picks.append(_draw(chances))
+        tokens = torch.cat([tokens, candidates[:, slot].gather(-1, picks[-1][:, None])], dim=1)
+        drawn_from.append(logits)
+    return tokens, torch.stack(picks, dim=1), torch.stack(finite, dim=1), torch.stack(drawn_from, dim=1)
+
+
+def _row(pair: Tensor, picks: Tensor) -> Tensor:
+    """`[N, K]`: the row of `pair [N, K, K]` that each of `picks [N]` names."""
+    return pair.gather(1, picks[:, None, None].expand(-1, 1, pair.shape[2])).squeeze(1)
 
 
 def commit_slots(

@@ -20,6 +20,15 @@ def generated(drafter, target):
     assisted = target.generate(ids, assistant_model=drafter, **options)
     return torch.equal(plain, assisted) and plain.shape[1] > ids.shape[1]
 
+def without_hook(drafter, target, repository):
+    sys.modules[type(drafter).__module__.rpartition(".")[0] + ".hook"].uninstall()
+    ids, blocks = torch.arange(3, 15)[None], drafter.last_generation
+    options = dict(max_new_tokens=20, do_sample=False, pad_token_id=0)
+    assisted = target.generate(
+        ids, custom_generate=repository, trust_remote_code=True, assistant_model=drafter, **options
+    )
+    return torch.equal(target.generate(ids, **options), assisted) and drafter.last_generation is not blocks
+
 def triton_absent():
     try:
         import triton
@@ -28,7 +37,7 @@ def triton_absent():
 """
 
 FROM_HUB = """
-name, commit, target, resaved = sys.argv[1:]
+name, commit, target, resaved, snapshot = sys.argv[1:]
 drafter = AutoModel.from_pretrained(name, revision=commit, trust_remote_code=True)
 target = AutoModelForCausalLM.from_pretrained(target)
 result = {
@@ -36,6 +45,7 @@ result = {
     "lossless": generated(drafter, target),
     "blocks": drafter.last_generation.blocks,
     "triton_absent": triton_absent(),
+    "without_hook": without_hook(drafter, target, snapshot),
     "attention": drafter.config._attn_implementation,
 }
 drafter.save_pretrained(resaved)
@@ -69,7 +79,8 @@ def from_hub(home, checkpoint, target_folder) -> tuple[dict, Path]:
     (repository / "refs" / "main").write_text(COMMIT)
     resaved = home / "resaved"
     script = GENERATE + FROM_HUB
-    return run_clean(script, home, "someone/tiny-drafter", COMMIT, target_folder, resaved), resaved
+    snapshot = repository / "snapshots" / COMMIT
+    return run_clean(script, home, "someone/tiny-drafter", COMMIT, target_folder, resaved, snapshot), resaved
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +107,10 @@ def test_row_37_loads_and_generates_offline_from_the_cache(from_hub):
     result, _ = from_hub
     assert result["module"].startswith("transformers_modules.someone.") and COMMIT in result["module"]
     assert result["lossless"] and result["blocks"] > 0
+
+
+def test_a_published_folder_decodes_without_the_hook(from_hub):
+    assert from_hub[0]["without_hook"]
 
 
 def test_row_45_triton_is_not_needed(from_hub):

@@ -27,7 +27,7 @@ def hub(monkeypatch):
     def upload_folder(self, *, folder_path, allow_patterns, ignore_patterns, **options):
         from huggingface_hub.utils import filter_repo_objects
 
-        found = [name for name in os.listdir(folder_path)]
+        found = [path.relative_to(folder_path).as_posix() for path in Path(folder_path).rglob("*") if path.is_file()]
         files = set(filter_repo_objects(found, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
         card = os.path.join(folder_path, "README.md")
         options["card"] = Path(card).read_text() if "README.md" in files else None

@@ -177,7 +177,10 @@ def test_no_mask_is_guessed_where_the_pad_token_is_missing_or_ends_texts(pad, eo
 
 BAD = {
     "proposal": ({"proposal": "random"}, "proposal is 'random', expected one of point, sampled"),
-    "no-draws": ({"proposal": "sampled"}, "proposal is 'sampled', which only dspark can make, not lilicorr"),
+    "no-draws": (
+        {"proposal": "sampled", "head_type": "none", "head_config": {}},
+        "proposal is 'sampled', which only dspark, lilicorr, dcoco, selector can make, not none",
+    ),
     "block-size-1": ({"block_size": 1}, "block_size is 1, but a block needs the anchor and at least one slot"),
     "newer-format": ({"lilicorr_format": FORMAT_VERSION + 1}, "format 2, this code reads up to 1; upgrade"),
     "unknown-head": ({"head_type": "oracle"}, "head_type is 'oracle', expected one of none, lilicorr"),

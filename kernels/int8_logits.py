@@ -35,6 +35,7 @@ class Int8Logits:
             zeros = torch.zeros_like(scales, dtype=torch.long)
             rows = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
             self._packed = torch.ops.quantized.linear_prepack(rows, None if bias is None else bias.float())
+        self._seven_bits = not _has_vnni()  # AVX2 adds byte products in 16 bits, which eight-bit ones overflow
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """`hidden [..., d]` to logits `[..., vocab]` in fp32; the `EXACT` greatest of each row are exact.
@@ -44,7 +45,7 @@ class Int8Logits:
         rows = hidden.reshape(-1, hidden.shape[-1]).float()
         if not rows.isfinite().all():
             return functional.linear(hidden.float(), self._weight, self._bias)
-        logits = torch.ops.quantized.linear_dynamic(rows, self._packed, False)
+        logits = torch.ops.quantized.linear_dynamic(rows, self._packed, self._seven_bits)
         best = logits.topk(min(EXACT, logits.shape[-1]), dim=-1).indices
         exact = torch.bmm(self._weight[best], rows[..., None]).squeeze(-1)
         if self._bias is not None:
@@ -90,12 +91,16 @@ def _serves(lm_head: Any) -> bool:
 
 @functools.cache
 def multiplies_bytes() -> bool:
-    """Whether this CPU has AVX512-VNNI and torch the eight-bit products for it."""
-    probe = getattr(torch.cpu, "_is_vnni_supported", None)  # private: absent means unknown, and unknown means no
-    if probe is None or not probe():
+    """Whether this CPU has AVX2 or better and torch the eight-bit products for it."""
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return False
     try:
         probed = Int8Logits(torch.eye(4), None)(torch.ones(1, 4))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     return bool(torch.allclose(probed, torch.ones(1, 4), atol=0.05))
+
+
+def _has_vnni() -> bool:
+    probe = getattr(torch.cpu, "_is_vnni_supported", None)  # private: absent means unknown, and unknown means no
+    return bool(probe and probe())

@@ -24,17 +24,18 @@ class Int8Logits:
     """`hidden @ weight.T + bias` for one LM head.
 
     Args:
-        weight: `[vocab, d]` (fp32, on the CPU); bias: `[vocab]` or `None`.
+        weight: `[vocab, d]` (fp32 or bf16, on the CPU); bias: `[vocab]` or `None`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self._weight, self._bias = weight, None if bias is None else bias.float()
+        weight = weight.float()
         scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny * 256).double() / 127
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces that quantised tensors will move elsewhere
             zeros = torch.zeros_like(scales, dtype=torch.long)
             rows = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-            self._packed = torch.ops.quantized.linear_prepack(rows, None if bias is None else bias.float())
+            self._packed = torch.ops.quantized.linear_prepack(rows, self._bias)
         self._seven_bits = not _has_vnni()  # AVX2 adds byte products in 16 bits, which eight-bit ones overflow
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -44,10 +45,10 @@ class Int8Logits:
         """
         rows = hidden.reshape(-1, hidden.shape[-1]).float()
         if not rows.isfinite().all():
-            return functional.linear(hidden.float(), self._weight, self._bias)
+            return functional.linear(hidden.float(), self._weight.float(), self._bias)
         logits = torch.ops.quantized.linear_dynamic(rows, self._packed, self._seven_bits)
         best = logits.topk(min(EXACT, logits.shape[-1]), dim=-1).indices
-        exact = torch.bmm(self._weight[best], rows[..., None]).squeeze(-1)
+        exact = torch.bmm(self._weight[best].float(), rows[..., None]).squeeze(-1)
         if self._bias is not None:
             exact = exact + self._bias[best]
         return logits.scatter_(-1, best, exact).view(*hidden.shape[:-1], -1)
@@ -81,11 +82,12 @@ class KnownLogits:
 
 
 def _serves(lm_head: Any) -> bool:
-    """A plain fp32 layer without hooks on a CPU that multiplies bytes, big enough to be worth a copy."""
+    """A plain fp32 or bf16 layer without hooks on a CPU that multiplies bytes, big enough to be worth a copy."""
     if type(lm_head) is not nn.Linear or lm_head._forward_hooks or lm_head._forward_pre_hooks:
         return False
     weight = lm_head.weight
-    plain = type(weight) in (nn.Parameter, Tensor) and weight.dtype == torch.float32 and weight.device.type == "cpu"
+    plain = type(weight) in (nn.Parameter, Tensor) and weight.dtype in (torch.float32, torch.bfloat16)
+    plain = plain and weight.device.type == "cpu"
     return plain and not hasattr(lm_head, "_hf_hook") and weight.numel() >= WORTHWHILE and multiplies_bytes()
 
 

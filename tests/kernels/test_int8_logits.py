@@ -83,7 +83,7 @@ def test_what_would_not_be_the_same_or_not_pay_is_left_alone(why, monkeypatch):
     if why == "hook":
         head.register_forward_hook(lambda *_: None)
     elif why == "half":
-        head = head.bfloat16()
+        head = head.half()
     elif why == "another class":
         head = nn.Sequential(head)
     elif why == "reference":
@@ -112,3 +112,14 @@ def test_large_states_and_weights_of_one_sign_do_not_overflow():
     with torch.no_grad():
         expected, got = head(hidden), Int8Logits(head.weight, head.bias)(hidden)
     torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+
+
+@needs_bytes
+def test_a_bf16_head_serves_its_own_weights():
+    head = layer(bias=True).bfloat16()
+    logits = KnownLogits().of(head)
+    hidden = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(2))
+    expected = nn.functional.linear(hidden, head.weight.float(), head.bias.float())
+    best = expected.topk(8).indices
+    torch.testing.assert_close(logits(hidden.bfloat16().float()).gather(-1, best).argmax(-1), torch.zeros(2, 3).long())
+    torch.testing.assert_close(logits(hidden).gather(-1, best), expected.gather(-1, best))

@@ -197,7 +197,7 @@ class DecodingLoop:
             ends=torch.tensor(sorted(ends), device=anchors.device) if ends else None,
             chain=self.nodes.chain or not self._trees_fit(count + 1),
         )
-        return self.nodes.cut(tree, len(self.rows)), not sure
+        return tree, not sure
 
     def _draft(self, anchors: Tensor) -> "Draft":
         """A block for every row."""

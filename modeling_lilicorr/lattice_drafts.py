@@ -67,7 +67,7 @@ def draw_path(
         were drawn from, `[N, S, vocab]` (fp32), `-inf` for all but candidates.
     """
     assert block.warp is not None
-    tokens, picks, finite, drawn_from = candidates[:, :0, 0], [], [], []
+    tokens, picks, finite, drawn_from = candidates[:, :0, 0], list[Tensor](), [], []
     for slot in range(candidates.shape[1]):
         scores = log_probs[:, 0] if slot == 0 else beta * _row(pair[:, slot - 1], picks[-1])
         logits = torch.full_like(block.logits[:, slot], -torch.inf, dtype=first.dtype)

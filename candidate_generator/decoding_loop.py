@@ -366,10 +366,13 @@ class DecodingLoop:
         for steps, node in enumerate(path):
             if self._keeps["hidden_states"]:
                 self.kept["hidden_states"].append(tuple(part[:, node : node + 1] for part in outputs.hidden_states))
-            if self._keeps["attentions"] and outputs.attentions:
+            if self._keeps["attentions"]:
                 columns = [*range(self._columns), *(self._columns + other for other in path[: steps + 1])]
                 self.kept["attentions"].append(
-                    tuple(None if part is None else part[:, :, node : node + 1, columns] for part in outputs.attentions)
+                    tuple(
+                        None if part is None else part[:, :, node : node + 1, columns]
+                        for part in outputs.attentions or ()
+                    )
                 )
 
 

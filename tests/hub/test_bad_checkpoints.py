@@ -36,7 +36,7 @@ def broken(checkpoint, tmp_path):
 
 def test_missing_weights(broken):
     broken.weights.unlink()
-    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+    with pytest.raises(OSError, match=r"has no model\.safetensors; drafters are stored as safetensors only"):
         broken.load()
 
 

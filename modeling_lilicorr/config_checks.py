@@ -12,6 +12,7 @@ from typing import Any
 from transformers.activations import ACT2FN
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 WIDEST = 1 << 20  # of any width
 
 # What a file must say, since nothing else tells a drafter that means something else: a default would load, and draft
@@ -49,8 +50,9 @@ class Whole:
     optional: bool = False
 
     def __str__(self) -> str:
-        bounds = ["from", f"{self.low:,}"] * (self.low is not None) + ["up to", f"{self.high:,}"] * bool(self.high)
-        return " ".join(["a whole number", *bounds])
+        low = "" if self.low is None else f" from {self.low:,}"
+        high = "" if self.high is None else f" up to {self.high:,}"
+        return f"a whole number{low}{high}"
 
     def fits(self, value: Any) -> bool:
         """Whether `value` is one."""
@@ -207,13 +209,19 @@ def shown(value: Any) -> str:
 def setting_problems(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the type or range of each of a drafter's settings, of those that `settings` holds.
 
-    It must hold `head_dim`.
+    It must hold `head_dim` and `num_hidden_layers`.
     """
     for name, kind in KINDS.items():
         if name in settings and (problem := kind_problem(name, settings[name], kind)):
             yield problem
     if settings.get("hidden_act", "silu") not in ACT2FN:
         yield f"hidden_act is {shown(settings['hidden_act'])}, which names no activation of Transformers."
+    layer_types = settings.get("layer_types")
+    for kind in layer_types or ():
+        if kind not in LAYER_TYPES:
+            yield f"layer type {shown(kind)} is not supported; use {' or '.join(LAYER_TYPES)}."
+    if layer_types is not None and len(layer_types) != settings["num_hidden_layers"]:
+        yield f"layer_types names {len(layer_types)} layers, num_hidden_layers is {settings['num_hidden_layers']}."
     if settings["head_dim"] % 2:
         yield f"head_dim is {settings['head_dim']}, expected an even number, since its dimensions rotate in pairs."
     if "rope_parameters" in settings:

@@ -141,7 +141,10 @@ class LiLiCorrConfig(PreTrainedConfig):
             folder = local_folder(pretrained_model_name_or_path, kwargs.get("subfolder") or "")
             path = None if folder is None else folder / CONFIG
         if path is not None:
-            if "configuration_files" in read_json(path):
+            content = read_json(path)
+            for problem in _type_problems(content.get("model_type")):
+                raise ValueError(problem)
+            if "configuration_files" in content:
                 raise ValueError(f"{path} names other files in configuration_files, which is not supported; remove it.")
             kwargs["local_files_only"] = True
         return super().get_config_dict(pretrained_model_name_or_path, **kwargs)
@@ -293,7 +296,9 @@ KEPT = (
     "tie_word_embeddings",
 )
 FILLED = ("rope_parameters", "layer_types", "target_layer_ids", "head_config")  # `None` takes a value from the others
-ACTED_ON = ("transformers_weights", "fusion_config", "distributed_config", "configuration_files")
+ACTED_ON = {"transformers_weights", "fusion_config", "distributed_config", "configuration_files"} | {
+    *("mlp_layer_types", "embed_dim", "num_heads", "text_config", "text_encoder", "encoder", "decoder", "generator")
+}
 
 
 def _own_settings(cls: type[LiLiCorrConfig], config_dict: dict[str, Any]) -> dict[str, Any]:
@@ -315,11 +320,7 @@ def _own_settings(cls: type[LiLiCorrConfig], config_dict: dict[str, Any]) -> dic
 
 def file_problems(settings: dict[str, Any]) -> Any:
     """Yield what is wrong with the settings of a `config.json` in our layout, most basic first."""
-    if settings.get("model_type") != LiLiCorrConfig.model_type:
-        yield (
-            f"model_type is {shown(settings.get('model_type'))}, expected {LiLiCorrConfig.model_type!r}; a DFlash "
-            "checkpoint loads with LiLiCorrModel.from_dflash."
-        )
+    yield from _type_problems(settings.get("model_type"))
     yield from _format_problems(settings.get("lilicorr_format"))
     for name in ("quantization_config", "compression_config", *LEGACY_ROPE):
         if settings.get(name) is not None:
@@ -357,6 +358,14 @@ def checked_config(arguments: dict[str, Any]) -> LiLiCorrConfig:
     return config
 
 
+def _type_problems(model_type: Any) -> Any:
+    if model_type != LiLiCorrConfig.model_type:
+        yield (
+            f"model_type is {shown(model_type)}, expected {LiLiCorrConfig.model_type!r}; a DFlash checkpoint loads "
+            "with LiLiCorrModel.from_dflash."
+        )
+
+
 def _format_problems(version: Any) -> Any:
     if type(version) is int and version > FORMAT_VERSION:
         yield (
@@ -370,14 +379,14 @@ def _problems(config: LiLiCorrConfig | SimpleNamespace) -> Any:
     yield from _format_problems(config.lilicorr_format)
     yield from setting_problems(vars(config))
     if config.head_type not in HEAD_TYPES:
-        yield f"head_type is {config.head_type!r}, expected one of {', '.join(HEAD_TYPES)}."
+        yield f"head_type is {shown(config.head_type)}, expected one of {', '.join(HEAD_TYPES)}."
     if config.draft_lengths not in DRAFT_LENGTHS:
-        yield f"draft_lengths is {config.draft_lengths!r}, expected one of {', '.join(DRAFT_LENGTHS)}."
+        yield f"draft_lengths is {shown(config.draft_lengths)}, expected one of {', '.join(DRAFT_LENGTHS)}."
     if config.proposal not in PROPOSALS:
-        yield f"proposal is {config.proposal!r}, expected one of {', '.join(PROPOSALS)}."
+        yield f"proposal is {shown(config.proposal)}, expected one of {', '.join(PROPOSALS)}."
     elif config.head_type in HEAD_TYPES and config.head_type not in PROPOSALS[config.proposal]:
         able = ", ".join(PROPOSALS[config.proposal])
-        yield f"proposal is {config.proposal!r}, which only {able} can make, not {config.head_type}; use 'point'."
+        yield f"proposal is {shown(config.proposal)}, which only {able} can make, not {config.head_type}; use 'point'."
     if config.block_size < 2:
         yield f"block_size is {config.block_size}, but a block needs the anchor and at least one slot: use 2 or more."
     if not 0 <= config.mask_token_id < config.vocab_size:
@@ -385,10 +394,10 @@ def _problems(config: LiLiCorrConfig | SimpleNamespace) -> Any:
         yield f"mask_token_id {config.mask_token_id} is not a row of the target's embedding (0 … {last})."
     taps = config.target_layer_ids
     if not taps or sorted(set(taps)) != list(taps):
-        yield f"target_layer_ids must be ascending and distinct, got {taps}."
+        yield f"target_layer_ids must be ascending and distinct, got {shown(list(taps))}."
     elif taps[0] < 0 or taps[-1] > config.num_target_layers - 2:
         yield (
-            f"target_layer_ids {taps} must lie in 0 … {config.num_target_layers - 2}: the target has "
+            f"target_layer_ids {shown(list(taps))} must lie in 0 … {config.num_target_layers - 2}: the target has "
             f"{config.num_target_layers} layers and its last one is only visible after the final norm."
         )
     if config.num_attention_heads < 1 or config.num_key_value_heads < 1:
@@ -401,10 +410,6 @@ def _problems(config: LiLiCorrConfig | SimpleNamespace) -> Any:
             f"num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {config.num_key_value_heads}."
         )
-    if len(config.layer_types) != config.num_hidden_layers:
-        yield f"layer_types names {len(config.layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}."
-    for kind in set(config.layer_types) - {"full_attention", "sliding_attention"}:
-        yield f"layer type {kind!r} is not supported; use full_attention or sliding_attention."
     if "sliding_attention" in config.layer_types and not config.sliding_window:
         yield "layer_types has sliding_attention, so sliding_window must be a positive number of tokens."
     if getattr(config, "is_causal", False):

@@ -104,7 +104,7 @@ def read_checkpoint(source: str | os.PathLike, revision: str | None = None) -> t
     settings = read_json(folder / CONFIG)
     headers: dict[str, Header] = {}
     for name, header in read_headers(weight_files(folder)).items():
-        ours = _renamed(name, OUR_NAMES)
+        ours = our_name(name)
         if ours in headers:
             raise ValueError(
                 f"{folder} holds {shown(ours)} under two names, {shown(headers[ours].name)} and {shown(name)}; remove "
@@ -117,6 +117,11 @@ def read_checkpoint(source: str | os.PathLike, revision: str | None = None) -> t
 def served_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A drafter's tensors under the names that released servers read."""
     return {_renamed(name, SERVED_NAMES): tensor for name, tensor in state.items()}
+
+
+def our_name(name: str) -> str:
+    """What this package calls the tensor that a serving checkpoint, or an older export of ours, calls `name`."""
+    return _renamed(name, OUR_NAMES)
 
 
 def _renamed(name: str, names: dict[str, str]) -> str:
@@ -154,7 +159,7 @@ def config_from_dflash(settings: dict[str, Any], head_type: str, **overrides: An
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}, so this is not a complete DFlash checkpoint.")
     if any(size != block_sizes[0] for size in block_sizes):
-        raise ValueError(f"config.json gives two block sizes, {block_sizes}; keep the one it was trained with.")
+        raise ValueError(f"config.json gives two block sizes, {shown(block_sizes)}; keep the one it was trained with.")
     for key, neutral in UNSUPPORTED.items():
         value = nested.get(key, settings.get(key, neutral))
         if value is not None and value != neutral:

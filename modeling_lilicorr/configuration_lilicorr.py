@@ -309,10 +309,12 @@ def _own_settings(cls: type[LiLiCorrConfig], config_dict: dict[str, Any]) -> dic
         for key, value in config_dict.items()
         if key in own
         or key in KEPT
+        or (key in LEGACY_ROPE and value is not None)
         or not (
             key.startswith("_")
             or key.endswith(("attn_implementation", "experts_implementation"))
             or key in ACTED_ON
+            or key in LEGACY_ROPE
             or hasattr(cls, key)
         )
     }

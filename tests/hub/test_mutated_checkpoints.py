@@ -26,11 +26,11 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 from .conftest import tiny_config
 
 pytest.importorskip("hypothesis", reason="the test extra brings it")
-resource = pytest.importorskip("resource", reason="memory and time cannot be bounded here")
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+resource = pytest.importorskip("resource", reason="memory and time cannot be bounded here")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded by what Linux tells")
 GIGABYTE, SECONDS = 1 << 30, 5
 LAYOUTS = ("none", "lilicorr", "dspark", "longrope", "sharded", "dflash", "serving")

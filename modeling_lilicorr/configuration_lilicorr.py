@@ -1,11 +1,16 @@
 """Configuration of a LiLiCorr drafter: a DFlash backbone plus the head that picks a path through its candidates."""
 
+import inspect
 import os
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from .checkpoint_files import CONFIG, local_folder, read_json
+from .config_checks import REQUIRED, dtype_problem, setting_problems, shown
 from .head_settings import HEAD_TYPES, default_head_config, head_problems
 
 FORMAT_VERSION = 1
@@ -138,10 +143,42 @@ class LiLiCorrConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in Transformers, but what a folder holds gives one sentence, without asking the Hub.
+
+        Raises:
+            FileNotFoundError: `config.json` is missing.
+            ValueError: it is damaged.
+        """
+        path: Path | None = Path(pretrained_model_name_or_path)
+        if path is not None and not path.is_file():
+            folder = local_folder(pretrained_model_name_or_path, kwargs.get("subfolder") or "")
+            path = None if folder is None else folder / CONFIG
+        if path is not None:
+            content = read_json(path)
+            for problem in _type_problems(content.get("model_type")):
+                raise ValueError(problem)
+            if "configuration_files" in content:
+                raise ValueError(f"{path} names other files in configuration_files, which is not supported; remove it.")
+            kwargs["local_files_only"] = True
+        return super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in Transformers, but a file cannot choose an attention implementation, for that may name code to fetch."""
-        kept = {key: value for key, value in config_dict.items() if not key.endswith("attn_implementation")}
-        return super().from_dict(kept, **kwargs)
+        """As in Transformers, but what a file says is checked before anything is made of it, and nothing is guessed.
+
+        A file cannot choose an attention implementation, for that may name code to fetch, nor anything else that
+        Transformers acts on but a drafter has no use for. Keys that nobody knows are kept.
+
+        Raises:
+            ValueError: a key that gives the drafter its meaning is missing, or a setting cannot work.
+        """
+        settings = _own_settings(cls, config_dict)
+        for problem in file_problems(settings):
+            raise ValueError(problem)
+        return super().from_dict(settings, **kwargs)
 
     @classmethod
     def for_target(cls, target_config: PreTrainedConfig, **overrides: Any) -> "LiLiCorrConfig":
@@ -153,8 +190,8 @@ class LiLiCorrConfig(PreTrainedConfig):
                 beyond it are unused, and the first becomes the mask token.
 
         Raises:
-            ValueError: for an encoder-decoder target, a `num_target_layers` that is not its, or if no mask token can
-                be chosen safely.
+            ValueError: for an encoder-decoder target, one without attention, a `num_target_layers` that is not its,
+                or if no mask token can be chosen safely.
         """
         if getattr(target_config, "is_encoder_decoder", False):
             raise ValueError(
@@ -162,22 +199,32 @@ class LiLiCorrConfig(PreTrainedConfig):
             )
         text = target_config.get_text_config()
         tokenizer_size = overrides.pop("tokenizer_size", None)
-        heads = text.num_attention_heads
+        shape = {name: _first_layer(text, name) for name in ("vocab_size", "hidden_size", "num_attention_heads")}
+        shape["num_hidden_layers"] = _first_layer(text, "num_hidden_layers")
+        if absent := [name for name, value in shape.items() if type(value) is not int or value < 1]:
+            raise ValueError(
+                f"A drafter needs a target that attends to its whole text, but the configuration of "
+                f"{text.model_type!r} names no {absent[0]}; choose a target with attention in its layers."
+            )
+        if getattr(text, "altup_num_inputs", 1) != 1:
+            raise ValueError(
+                f"A target of the family {text.model_type!r} carries several hidden states for each token, of which a "
+                "drafter could read only one; choose another target."
+            )
+        heads, width = shape["num_attention_heads"], shape["hidden_size"]
         settings: dict[str, Any] = {
-            "vocab_size": text.vocab_size,
-            "hidden_size": text.hidden_size,
-            "intermediate_size": _first_layer(text, "intermediate_size") or 4 * text.hidden_size,
+            "vocab_size": shape["vocab_size"],
+            "hidden_size": width,
+            "intermediate_size": _first_layer(text, "intermediate_size") or 4 * width,
             "num_attention_heads": heads,
             "num_key_value_heads": _first_layer(text, "num_key_value_heads") or heads,
-            "head_dim": _first_layer(text, "head_dim") or text.hidden_size // heads,
-            "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
-            "max_position_embeddings": text.max_position_embeddings,
+            "head_dim": _first_layer(text, "head_dim") or width // heads,
+            "rms_norm_eps": getattr(text, "rms_norm_eps", None) or 1e-6,
+            "max_position_embeddings": _context_length(text),
             "rope_parameters": _plain_rope(getattr(text, "rope_parameters", None)),
-            "num_hidden_layers": 5 if text.hidden_size >= 1024 else 3,
-            "num_target_layers": text.num_hidden_layers,
-            "bos_token_id": text.bos_token_id,
-            "eos_token_id": text.eos_token_id,
-            "pad_token_id": text.pad_token_id,
+            "num_hidden_layers": 5 if width >= 1024 else 3,
+            "num_target_layers": shape["num_hidden_layers"],
+            **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
             "target_model": _hub_name(target_config.name_or_path or ""),
         }
         settings.update(overrides)
@@ -191,9 +238,7 @@ class LiLiCorrConfig(PreTrainedConfig):
             settings["target_layer_ids"] = default_target_layer_ids(text.num_hidden_layers, taps)
         if "mask_token_id" not in overrides:
             settings["mask_token_id"] = _choose_mask_token(text, tokenizer_size)
-        config = cls(**settings)
-        config.validate()
-        return config
+        return checked_config(settings)
 
     @property
     def num_slots(self) -> int:
@@ -209,9 +254,19 @@ class LiLiCorrConfig(PreTrainedConfig):
 def _first_layer(text: PreTrainedConfig, name: str) -> Any:
     """`text.name`, the first layer's where layers differ, or `None`."""
     try:
-        return getattr(text, name, None)
+        value = getattr(text, name, None)
     except RuntimeError:  # Transformers refuses to name one value for all layers
-        return getattr(text.per_layer_config[0], name, None)
+        value = getattr(text.per_layer_config[0], name, None)
+    return value[0] if isinstance(value, list | tuple) and value else value
+
+
+def _context_length(text: PreTrainedConfig) -> int:
+    """How many positions the target knows; targets without a table of positions may not say."""
+    for name in ("max_position_embeddings", "max_seq_len", "seq_length"):
+        length = getattr(text, name, None)
+        if type(length) is int and length > 0:
+            return length
+    return 2048
 
 
 def _hub_name(name: str) -> str | None:
@@ -220,10 +275,18 @@ def _hub_name(name: str) -> str | None:
 
 
 def _plain_rope(rope: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The target's rope settings; the full-attention set where a target keeps one for each layer type."""
+    """The target's rope settings; the full-attention set where a target keeps one for each layer type.
+
+    With `rope_type` `default` a drafter rotates whole heads, as other DFlash runtimes do, whatever its target does.
+    """
     if rope and "rope_theta" not in rope and "rope_type" not in rope:
         rope = rope.get("full_attention")
-    return dict(rope) if rope else None
+    if not rope:
+        return None
+    kept = {key: value for key, value in rope.items() if value is not None}
+    if kept.get("rope_type", "default") == "default":
+        kept.pop("partial_rotary_factor", None)
+    return kept
 
 
 def _choose_mask_token(text: PreTrainedConfig, tokenizer_size: int | None) -> int:
@@ -238,29 +301,112 @@ def _choose_mask_token(text: PreTrainedConfig, tokenizer_size: int | None) -> in
     )
 
 
-def _problems(config: LiLiCorrConfig) -> Any:
-    """Yield what is wrong with `config`, most basic first."""
-    if config.lilicorr_format > FORMAT_VERSION:
+LEGACY_ROPE = ("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+KEPT = (
+    "model_type",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "tie_word_embeddings",
+)
+FILLED = ("rope_parameters", "layer_types", "target_layer_ids", "head_config")  # `None` takes a value from the others
+ACTED_ON = {"transformers_weights", "fusion_config", "distributed_config", "configuration_files"} | {
+    *("mlp_layer_types", "embed_dim", "num_heads", "text_config", "text_encoder", "encoder", "decoder", "generator")
+}
+
+
+def _own_settings(cls: type[LiLiCorrConfig], config_dict: dict[str, Any]) -> dict[str, Any]:
+    """What of a file a drafter takes: its settings and unknown keys, not what Transformers alone would act on."""
+    own = _defaults()
+    return {
+        key: value
+        for key, value in config_dict.items()
+        if key in own
+        or key in KEPT
+        or (key in LEGACY_ROPE and value is not None)
+        or not (
+            key.startswith("_")
+            or key.endswith(("attn_implementation", "experts_implementation"))
+            or key in ACTED_ON
+            or key in LEGACY_ROPE
+            or hasattr(cls, key)
+        )
+    }
+
+
+def file_problems(settings: dict[str, Any]) -> Any:
+    """Yield what is wrong with the settings of a `config.json` in our layout, most basic first."""
+    yield from _type_problems(settings.get("model_type"))
+    yield from _format_problems(settings.get("lilicorr_format"))
+    for name in ("quantization_config", "compression_config", *LEGACY_ROPE):
+        if settings.get(name) is not None:
+            hint = "positions are set in rope_parameters" if name in LEGACY_ROPE else "drafters are not quantised"
+            yield f"config.json sets {name}, which would be ignored ({hint}); remove it."
+    missing = [name for name in REQUIRED if settings.get(name) is None]
+    if missing:
         yield (
-            f"This checkpoint has format {config.lilicorr_format}, this code reads up to {FORMAT_VERSION}; "
+            f"config.json lacks {', '.join(missing)}; a guess would load as another drafter, so restore the file that "
+            "was saved with the weights."
+        )
+    for name in ("dtype", "torch_dtype"):
+        if problem := dtype_problem(settings.get(name)):
+            yield problem
+    yield from _problems(SimpleNamespace(**{**_defaults(), **settings}))
+
+
+def _defaults() -> dict[str, Any]:
+    """The constructor's."""
+    parameters = inspect.signature(LiLiCorrConfig.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def checked_config(arguments: dict[str, Any]) -> LiLiCorrConfig:
+    """The configuration of these arguments, which may come from a file.
+
+    Raises:
+        ValueError: one has a wrong type or range, or they do not fit together.
+    """
+    given = {**_defaults(), **arguments}
+    for problem in setting_problems({k: v for k, v in given.items() if v is not None or k not in FILLED}):
+        raise ValueError(problem)
+    config = LiLiCorrConfig(**arguments)
+    config.validate()
+    return config
+
+
+def _type_problems(model_type: Any) -> Any:
+    if model_type != LiLiCorrConfig.model_type:
+        yield (
+            f"model_type is {shown(model_type)}, expected {LiLiCorrConfig.model_type!r}; a DFlash checkpoint loads "
+            "with LiLiCorrModel.from_dflash."
+        )
+
+
+def _format_problems(version: Any) -> Any:
+    if type(version) is int and version > FORMAT_VERSION:
+        yield (
+            f"This checkpoint has format {shown(version)}, this code reads up to {FORMAT_VERSION}; "
             "upgrade lilicorr or load the checkpoint's own code with trust_remote_code=True."
         )
+
+
+def _problems(config: LiLiCorrConfig | SimpleNamespace) -> Any:
+    """Yield what is wrong with `config`, most basic first."""
+    yield from _format_problems(config.lilicorr_format)
+    yield from setting_problems(vars(config))
     if config.head_type not in HEAD_TYPES:
-        yield f"head_type is {config.head_type!r}, expected one of {', '.join(HEAD_TYPES)}."
+        yield f"head_type is {shown(config.head_type)}, expected one of {', '.join(HEAD_TYPES)}."
     if config.draft_lengths not in DRAFT_LENGTHS:
-        yield f"draft_lengths is {config.draft_lengths!r}, expected one of {', '.join(DRAFT_LENGTHS)}."
+        yield f"draft_lengths is {shown(config.draft_lengths)}, expected one of {', '.join(DRAFT_LENGTHS)}."
     if config.decoding not in DECODING:
-        yield f"decoding is {config.decoding!r}, expected one of {', '.join(DECODING)}."
-    if not isinstance(config.lookup, bool):
-        yield f"lookup is {config.lookup!r}, expected true or false."
-    nodes = config.max_nodes
-    if nodes is not None and (not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0):
-        yield f"max_nodes is {nodes!r}, expected a whole number of 0 or more, or null."
+        yield f"decoding is {shown(config.decoding)}, expected one of {', '.join(DECODING)}."
     if config.proposal not in PROPOSALS:
-        yield f"proposal is {config.proposal!r}, expected one of {', '.join(PROPOSALS)}."
+        yield f"proposal is {shown(config.proposal)}, expected one of {', '.join(PROPOSALS)}."
     elif config.head_type in HEAD_TYPES and config.head_type not in PROPOSALS[config.proposal]:
         able = ", ".join(PROPOSALS[config.proposal])
-        yield f"proposal is {config.proposal!r}, which only {able} can make, not {config.head_type}; use 'point'."
+        yield f"proposal is {shown(config.proposal)}, which only {able} can make, not {config.head_type}; use 'point'."
     if config.block_size < 2:
         yield f"block_size is {config.block_size}, but a block needs the anchor and at least one slot: use 2 or more."
     if not 0 <= config.mask_token_id < config.vocab_size:
@@ -268,10 +414,10 @@ def _problems(config: LiLiCorrConfig) -> Any:
         yield f"mask_token_id {config.mask_token_id} is not a row of the target's embedding (0 … {last})."
     taps = config.target_layer_ids
     if not taps or sorted(set(taps)) != list(taps):
-        yield f"target_layer_ids must be ascending and distinct, got {taps}."
+        yield f"target_layer_ids must be ascending and distinct, got {shown(list(taps))}."
     elif taps[0] < 0 or taps[-1] > config.num_target_layers - 2:
         yield (
-            f"target_layer_ids {taps} must lie in 0 … {config.num_target_layers - 2}: the target has "
+            f"target_layer_ids {shown(list(taps))} must lie in 0 … {config.num_target_layers - 2}: the target has "
             f"{config.num_target_layers} layers and its last one is only visible after the final norm."
         )
     if config.num_attention_heads < 1 or config.num_key_value_heads < 1:
@@ -284,10 +430,6 @@ def _problems(config: LiLiCorrConfig) -> Any:
             f"num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {config.num_key_value_heads}."
         )
-    if len(config.layer_types) != config.num_hidden_layers:
-        yield f"layer_types names {len(config.layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}."
-    for kind in set(config.layer_types) - {"full_attention", "sliding_attention"}:
-        yield f"layer type {kind!r} is not supported; use full_attention or sliding_attention."
     if "sliding_attention" in config.layer_types and not config.sliding_window:
         yield "layer_types has sliding_attention, so sliding_window must be a positive number of tokens."
     if getattr(config, "is_causal", False):

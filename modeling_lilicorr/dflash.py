@@ -15,15 +15,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3MLP,
     Qwen3RMSNorm,
-    Qwen3RotaryEmbedding,
     eager_attention_forward,
-    rotate_half,
 )
 
 from .block_convolution import BlockConvolution
 from .configuration_lilicorr import LiLiCorrConfig
-
-Rotation = tuple[Tensor, Tensor]  # cos and sin, each [rows, length, head_dim]
+from .draft_rotary import DraftRotaryEmbedding, Rotation, rotate
 
 
 class Lodging(Protocol):
@@ -124,11 +121,6 @@ def _room_for(buffer: Tensor | None, like: Tensor, length: int, end: int) -> Ten
     return grown
 
 
-def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
-    cos, sin = rotation[0][:, None], rotation[1][:, None]
-    return states * cos + rotate_half(states) * sin
-
-
 class DFlashAttention(nn.Module):
     """Queries from the block only; keys and values from the context and the block, through the same projections."""
 
@@ -150,10 +142,11 @@ class DFlashAttention(nn.Module):
         self.q_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.k_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
-    def _keys_values(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, states: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         shape = (*states.shape[:2], -1, self.head_dim)
         keys = self.k_norm(self.k_proj(states).view(shape)).transpose(1, 2)
-        return _rotate(keys, rotation), self.v_proj(states).view(shape).transpose(1, 2)
+        keys = keys if rotation is None else rotate(keys, rotation)
+        return keys, self.v_proj(states).view(shape).transpose(1, 2)
 
     def forward(
         self,
@@ -163,16 +156,19 @@ class DFlashAttention(nn.Module):
         context_rotation: Rotation,
         attention_mask: Tensor | None,
         cache: DraftCache | None,
+        late_rotation: Rotation | None = None,
     ) -> Tensor:
         """`block [rows, B, d]`, `context [batch, C, d]` with `rows` a multiple of `batch` (`batch` 1 with a cache).
 
-        Returns `[rows, B, d]`.
+        With `late_rotation`, that of all context in `cache` and of the block, keys are kept as they were before they
+        turn. Returns `[rows, B, d]`.
         """
         rows, size = block.shape[:2]
         queries = self.q_norm(self.q_proj(block).view(rows, size, -1, self.head_dim)).transpose(1, 2)
-        queries = _rotate(queries, block_rotation)
-        keys, values = self._keys_values(block, block_rotation)
-        context_keys, context_values = self._keys_values(context, context_rotation)
+        queries = rotate(queries, block_rotation)
+        early = late_rotation is None
+        keys, values = self._keys_values(block, block_rotation if early else None)
+        context_keys, context_values = self._keys_values(context, context_rotation if early else None)
         if cache is None:
             keys = torch.cat([_repeat_rows(context_keys, rows), keys], dim=2)
             values = torch.cat([_repeat_rows(context_values, rows), values], dim=2)
@@ -180,6 +176,7 @@ class DFlashAttention(nn.Module):
             keys, values = cache.place(
                 self.layer_idx, torch.cat([context_keys, keys], dim=2), torch.cat([context_values, values], dim=2)
             )
+            keys = keys if late_rotation is None else rotate(keys, late_rotation)
         implementation = self.config._attn_implementation
         attention: Callable = eager_attention_forward
         if implementation != "eager":
@@ -266,7 +263,7 @@ class DFlashModel(DFlashPreTrainedModel):
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DFlashDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(config)  # type: ignore[arg-type]  # reads the same field names
+        self.rotary_emb = DraftRotaryEmbedding(config)  # type: ignore[arg-type]  # reads the same field names
 
     def project_context(self, taps: Tensor) -> Tensor:
         """Tapped target states `[batch, C, taps * d]` to context rows `[batch, C, d]`."""
@@ -295,8 +292,15 @@ class DFlashModel(DFlashPreTrainedModel):
         Returns:
             `[rows, B, d]` after the final norm.
         """
-        block_rotation = self.rotary_emb(noise_embeds, block_positions)
-        context_rotation = self.rotary_emb(noise_embeds, context_positions)
+        late_rotation = None
+        if cache is not None and self.rotary_emb.follows_length:
+            everything = torch.cat([cache.past(context_positions), block_positions], dim=1)
+            block_rotation, context_rotation, late_rotation = self.rotary_emb.of_pass(
+                noise_embeds, block_positions, context_positions, everything
+            )
+        else:
+            block_rotation, context_rotation = self.rotary_emb.of_pass(noise_embeds, block_positions, context_positions)
+        rotations = (block_rotation, context_rotation)
         masks = {"full_attention": attention_mask}
         if "sliding_attention" in self.config.layer_types:
             past = context_positions if cache is None else cache.past(context_positions)
@@ -305,9 +309,7 @@ class DFlashModel(DFlashPreTrainedModel):
             masks["sliding_attention"] = _window(attention_mask, past, block_positions, window)
         states = noise_embeds
         for kind, layer in zip(self.config.layer_types, self.layers, strict=True):
-            states = layer(
-                states, size or states.shape[1], context, block_rotation, context_rotation, masks[kind], cache
-            )
+            states = layer(states, size or states.shape[1], context, *rotations, masks[kind], cache, late_rotation)
         if cache is not None:
             cache.commit(context_positions)
         return self.norm(states)

@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from .config_checks import WIDEST, shown
+
 HEAD_TYPES = ("none", "lilicorr", "dcoco", "domino", "dspark", "selector", "xpress")
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 WALKS = ("greedy", "longest")
+SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+# Far beyond any head, so that none is built that no checkpoint can hold. Candidates are bounded by the vocabulary.
+MOST = {"num_candidates": 1 << 28, "num_layers": 1 << 10, "mlp_ratio": 1 << 10, "num_jacobi_passes": 1 << 10}
 
 # Settings that a configuration may lack.
 OPTIONAL = {"lilicorr": ("residual", "walk", "tree_beta"), "dcoco": ("tree_beta",), "selector": ("tree_beta",)}
@@ -75,19 +80,23 @@ def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iter
         yield f"head_config lacks {', '.join(missing)}; the head cannot be rebuilt without all of its settings."
         return
     for key, default in defaults.items():
-        if type(default) in (int, float) and type(head[key]) not in (int, type(default)):
-            whole = "a whole number" if type(default) is int else "a number"
-            yield f"The head's {key} is {head[key]!r}, expected {whole}."
+        allowed = (int, float) if type(default) is float else (type(default),)
+        if type(head[key]) not in allowed:
+            yield f"The head's {key} is {shown(head[key])}, expected {SAID[type(default)]}."
+            return
+        most = MOST.get(key, WIDEST)
+        if type(head[key]) in (int, float) and head[key] > most:
+            yield f"The head's {key} is {shown(head[key])}, expected at most {most:,}."
             return
     if "num_candidates" in head and not 1 <= head["num_candidates"] <= vocab_size:
         yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {vocab_size}."
     if not isinstance(head.get("residual", False), bool):
-        yield f"The head's residual is {head['residual']!r}, expected true or false."
+        yield f"The head's residual is {shown(head['residual'])}, expected true or false."
     if head.get("walk", "greedy") not in WALKS:
-        yield f"The head's walk is {head['walk']!r}, expected one of {', '.join(WALKS)}."
+        yield f"The head's walk is {shown(head['walk'])}, expected one of {', '.join(WALKS)}."
     beta = head.get("tree_beta", 1.0)
     if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta < float("inf"):
-        yield f"The head's tree_beta is {beta!r}, expected a positive number."
+        yield f"The head's tree_beta is {shown(beta)}, expected a positive number."
     for key in POSITIVE.get(head_type, ()):
         if not head[key] > 0:
             yield f"The head's {key} must be positive, got {head[key]}."
@@ -97,4 +106,4 @@ def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iter
     if head_type == "domino" and head["pure_draft_prefix_len"] < 0:
         yield f"The head's pure_draft_prefix_len is {head['pure_draft_prefix_len']}, expected 0 or more slots."
     if head_type == "dspark" and head["markov_head_type"] not in MARKOV_HEADS:
-        yield f"markov_head_type is {head['markov_head_type']!r}, expected one of {', '.join(MARKOV_HEADS)}."
+        yield f"markov_head_type is {shown(head['markov_head_type'])}, expected one of {', '.join(MARKOV_HEADS)}."

@@ -6,18 +6,18 @@ without a prefix. The authors' layout adds the head: `lilicorr_*` keys, and tens
 
 import json
 import os
-from functools import reduce
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import Tensor
 
-from .configuration_lilicorr import LiLiCorrConfig
+from .checkpoint_files import CONFIG, WEIGHTS, Header, local_folder, read_headers, read_json, weight_files
+from .config_checks import TEXT, Each, Kind, Real, Type, Whole, kind_problem, shown
+from .configuration_lilicorr import LiLiCorrConfig, checked_config
 from .repository import staged
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"
@@ -34,13 +34,13 @@ REQUIRED_KEYS = (
     "rms_norm_eps",
     "max_position_embeddings",
     "num_target_layers",
+    "hidden_act",
+    "layer_types",
 )
 OPTIONAL_KEYS = (
-    "hidden_act",
     "attention_bias",
     "attention_dropout",
     "initializer_range",
-    "layer_types",
     "sliding_window",
     "bos_token_id",
     "eos_token_id",
@@ -56,6 +56,25 @@ HEAD_KEYS = {  # ours: theirs; the feed-forward width is theirs as a ratio
     "vector_eps": "lilicorr_vector_eps",
 }
 RATIO_KEY = "lilicorr_mlp_ratio"
+KINDS: dict[str, Kind] = {  # what is worked with before the configuration's own checks
+    "dflash_config": Type(dict, "a mapping", optional=True),
+    "rope_parameters": Type(dict, "a mapping", optional=True),
+    "rope_scaling": Type(dict, "a mapping", optional=True),
+    "layer_types": Each(TEXT, optional=True),
+    "hidden_size": Whole(1, optional=True),
+}
+SERVING_KINDS: dict[str, Kind] = {
+    "lilicorr_hidden_size": Whole(0, 1 << 20),  # 0 is the drafter's width
+    RATIO_KEY: Real(0, 1 << 10),
+}
+SERVED_NAMES = {  # ours: what released servers call it, in the head under `lilicorr.` or in one of its `layers.i.`
+    "feature_mlp.0": "feature_norm",
+    "feature_mlp.1": "feature_mlp.up_proj",
+    "feature_mlp.3": "feature_mlp.down_proj",
+    "mlp.0": "mlp.up_proj",
+    "mlp.2": "mlp.down_proj",
+}
+OUR_NAMES = {theirs: ours for ours, theirs in SERVED_NAMES.items()}
 CONVOLUTION_KEYS = ("conv_kernel_size", "conv_group_size")
 # Settings of `dflash_config` that change what the drafter computes, and the value that leaves it unchanged.
 UNSUPPORTED = {
@@ -67,56 +86,54 @@ UNSUPPORTED = {
 }
 
 
-def read_checkpoint(source: str | os.PathLike, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """`config.json` and all tensors of a local folder or Hub repository, single or sharded; safetensors only.
+def read_checkpoint(source: str | os.PathLike, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Header]]:
+    """`config.json` and the headers of all tensors of a local folder or Hub repository, single or sharded.
 
     Args:
-        source: folder, or `owner/name` on the Hub.
+        source: folder, or `owner/name` on the Hub, of which safetensors and JSON alone are fetched.
         revision: branch, tag or commit on the Hub.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is torn.
+        ValueError: a file is torn, or holds a tensor under our and the servers' name.
     """
-    folder = Path(source)
-    if not folder.is_dir():
-        try:
-            patterns = ["*.json", "*.safetensors"]
-            folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns))
-        except HFValidationError as error:
-            raise FileNotFoundError(f"{source} is neither a folder nor the name of a repository on the Hub.") from error
-    settings = _read_json(folder / "config.json")
-    files = ["model.safetensors"]
-    if not (folder / files[0]).is_file() and (folder / "model.safetensors.index.json").is_file():
-        files = sorted(set(_read_json(folder / "model.safetensors.index.json")["weight_map"].values()))
-    tensors: dict[str, Tensor] = {}
-    for name in files:
-        path = folder / name
-        if Path(name).name != name:
-            raise ValueError(f"The index of {source} points outside its folder, to {name!r}; do not load it.")
-        if not path.is_file():
-            raise FileNotFoundError(f"{source} has no {name}; download or copy the checkpoint again.")
-        try:
-            tensors.update(load_file(path))
-        except SafetensorError as error:
+    folder = local_folder(source)
+    if folder is None:
+        patterns = ["*.json", "*.safetensors"]
+        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns))
+    settings = read_json(folder / CONFIG)
+    headers: dict[str, Header] = {}
+    for name, header in read_headers(weight_files(folder)).items():
+        ours = our_name(name)
+        if ours in headers:
             raise ValueError(
-                f"{path} cannot be read ({error}); it is cut short or damaged, download or copy it again."
-            ) from error
-    return settings, tensors
+                f"{folder} holds {shown(ours)} under two names, {shown(headers[ours].name)} and {shown(name)}; remove "
+                "the one that was not trained."
+            )
+        headers[ours] = header
+    return settings, headers
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path.parent} has no {path.name}; is it a checkpoint?") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download or copy it again.") from error
+def served_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A drafter's tensors under the names that released servers read."""
+    return {_renamed(name, SERVED_NAMES): tensor for name, tensor in state.items()}
+
+
+def our_name(name: str) -> str:
+    """What this package calls the tensor that a serving checkpoint, or an older export of ours, calls `name`."""
+    return _renamed(name, OUR_NAMES)
+
+
+def _renamed(name: str, names: dict[str, str]) -> str:
+    """`name` with the part that names a module of the head replaced as `names` has it."""
+    parts = re.fullmatch(r"(lilicorr\.(?:layers\.\d+\.)?)([\w.]+)(\.(?:weight|bias))", name)
+    return name if parts is None else parts[1] + names.get(parts[2], parts[2]) + parts[3]
 
 
 def has_head(settings: dict[str, Any]) -> bool:
     """Whether a `config.json` announces the head of LiLiCorr's authors."""
-    return SERVING_ARCHITECTURE in (settings.get("architectures") or [])
+    architectures = settings.get("architectures")
+    return isinstance(architectures, list) and SERVING_ARCHITECTURE in architectures
 
 
 def config_from_dflash(settings: dict[str, Any], head_type: str, **overrides: Any) -> LiLiCorrConfig:
@@ -131,44 +148,46 @@ def config_from_dflash(settings: dict[str, Any], head_type: str, **overrides: An
         ValueError: a required key is missing, or a setting asks for something this code does not compute.
     """
     nested = settings.get("dflash_config") or {}
+    for name, kind in KINDS.items():
+        if problem := kind_problem(name, settings.get(name), kind):
+            raise ValueError(problem)
     missing = [key for key in REQUIRED_KEYS if settings.get(key) is None]
     missing += [f"dflash_config.{key}" for key in ("mask_token_id", "target_layer_ids") if nested.get(key) is None]
-    block_sizes = {size for size in (settings.get("block_size"), nested.get("block_size")) if size is not None}
+    block_sizes = [size for size in (settings.get("block_size"), nested.get("block_size")) if size is not None]
     if not block_sizes:
         missing.append("block_size")
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}, so this is not a complete DFlash checkpoint.")
-    if len(block_sizes) > 1:
-        raise ValueError(f"config.json gives two block sizes, {sorted(block_sizes)}; keep the one it was trained with.")
+    if any(size != block_sizes[0] for size in block_sizes):
+        raise ValueError(f"config.json gives two block sizes, {shown(block_sizes)}; keep the one it was trained with.")
     for key, neutral in UNSUPPORTED.items():
         value = nested.get(key, settings.get(key, neutral))
         if value is not None and value != neutral:
             raise ValueError(
-                f"config.json sets {key} to {value!r}, which this drafter does not compute; use its runtime."
+                f"config.json sets {key} to {shown(value)}, which this drafter does not compute; use its runtime."
             )
     arguments = {key: settings[key] for key in REQUIRED_KEYS + OPTIONAL_KEYS if settings.get(key) is not None}
     arguments["rope_parameters"] = _rope(settings)
-    arguments["block_size"] = block_sizes.pop()
+    arguments["block_size"] = block_sizes[0]
     arguments["mask_token_id"] = nested["mask_token_id"]
     arguments["target_layer_ids"] = nested["target_layer_ids"]
     arguments["head_type"] = head_type
     convolution = {key: nested.get(key, settings.get(key)) for key in CONVOLUTION_KEYS}
     arguments |= {key: value for key, value in convolution.items() if value}
-    if settings.get("is_causal", "sliding_attention" in (settings.get("layer_types") or [])):
+    if settings.get("is_causal", "sliding_attention" in settings["layer_types"]):
         raise ValueError(
             "config.json asks for causal blocks (is_causal, or sliding layers that do not declare it false), but "
             "blocks are bidirectional here; use its own runtime."
         )
     if has_head(settings) and head_type == "lilicorr":
         arguments["head_config"] = _head_config(nested, settings["hidden_size"])
-    config = LiLiCorrConfig(**{**arguments, **overrides})
-    config.validate()
-    return config
+    return checked_config({**arguments, **overrides})
 
 
 def _rope(settings: dict[str, Any]) -> dict[str, Any]:
     """Rope settings as Transformers 5 spells them, from either spelling."""
-    rope = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
+    given = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    rope = {key: value for key, value in given.items() if value is not None}
     rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
     rope.setdefault("rope_theta", settings.get("rope_theta"))
     if rope["rope_theta"] is None:
@@ -183,6 +202,9 @@ def _head_config(nested: dict[str, Any], draft_width: int) -> dict[str, Any]:
             f"dflash_config lacks {', '.join(missing)}; without all of its settings another head would be rebuilt than "
             "the one that was trained."
         )
+    for theirs, kind in SERVING_KINDS.items():
+        if problem := kind_problem(f"dflash_config.{theirs}", nested[theirs], kind):
+            raise ValueError(problem)
     if not nested.get("lilicorr_enabled", True):
         raise ValueError(f"dflash_config.lilicorr_enabled is false, but the architecture is {SERVING_ARCHITECTURE}.")
     head = {ours: nested[theirs] for ours, theirs in HEAD_KEYS.items()}
@@ -191,66 +213,20 @@ def _head_config(nested: dict[str, Any], draft_width: int) -> dict[str, Any]:
     return head
 
 
-def check_tensors(found: dict[str, Tensor], model: nn.Module, source: object, fresh: str | None = None) -> None:
-    """Compare a checkpoint's tensors with those of `model` (which may be on the meta device).
-
-    Args:
-        found: tensors by name.
-        model: what they are meant for.
-        source: how to call the checkpoint in an error.
-        fresh: prefix of parameters that the checkpoint need not have.
+def dflash_settings(config: LiLiCorrConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The `config.json` of the backbone in z-lab's layout, in the old and the new spelling where they differ.
 
     Raises:
-        ValueError: a tensor is missing, unexpected or of another shape.
+        ValueError: its positions are not those of DFlash runtimes.
     """
-    expected = {
-        name: tuple(tensor.shape)
-        for name, tensor in model.state_dict().items()
-        if fresh is None or not name.startswith(fresh)
-    }
-    explain(
-        source,
-        missing=expected.keys() - found.keys(),
-        unexpected=found.keys() - expected.keys(),
-        mismatched=[
-            (name, tuple(found[name].shape), shape)
-            for name, shape in expected.items()
-            if name in found and tuple(found[name].shape) != shape
-        ],
-    )
-
-
-def explain(source: object, missing: Any, unexpected: Any, mismatched: Any) -> None:
-    """Raise a `ValueError` that says what is wrong with a checkpoint's tensors, if anything is.
-
-    `missing` and `unexpected` hold names; `mismatched` holds (name, shape found, shape expected).
-    """
-    if missing:
-        raise ValueError(
-            f"{source} lacks {len(missing)} of the tensors its config.json calls for, first {min(missing)!r}; "
-            "the checkpoint is incomplete or its config.json belongs to another one."
-        )
-    if unexpected:
-        raise ValueError(
-            f"{source} holds {len(unexpected)} tensors its config.json does not call for, first {min(unexpected)!r}; "
-            "dropping them would make another drafter than the one that was trained."
-        )
-    if mismatched:
-        name, found, expected = min(mismatched, key=lambda entry: entry[0])
-        raise ValueError(
-            f"{source} holds {name!r} in shape {list(found)}, its config.json calls for {list(expected)}; "
-            "weights and config.json belong to different drafters."
-        )
-
-
-def common_dtype(tensors: dict[str, Tensor]) -> torch.dtype:
-    """The narrowest dtype that keeps the value of every tensor."""
-    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
-
-
-def dflash_settings(config: LiLiCorrConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """The `config.json` of the backbone in z-lab's layout, in the old and the new spelling where they differ."""
     rope = dict(config.rope_parameters)
+    if rope.get("rope_type", "default") == "default":
+        rope.pop("partial_rotary_factor", None)  # not looked at here, but it might be there
+    elif rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(
+            f"This drafter rotates {rope['partial_rotary_factor']} of each head (rope_type {rope['rope_type']!r}), "
+            "which DFlash runtimes do not; serve it with Transformers."
+        )
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     settings = {key: getattr(config, key, None) for key in REQUIRED_KEYS + OPTIONAL_KEYS}
     sliding = "sliding_attention" in config.layer_types
@@ -311,6 +287,6 @@ def write_checkpoint(folder: str | os.PathLike, settings: dict[str, Any], tensor
     """Write `config.json` and `model.safetensors`, both complete or not at all."""
     with staged(folder) as staging:
         text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-        (staging / "config.json").write_text(text, "utf-8")
+        (staging / CONFIG).write_text(text, "utf-8")
         stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(stored, staging / "model.safetensors", metadata={"format": "pt"})
+        save_file(stored, staging / WEIGHTS, metadata={"format": "pt"})

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ..candidate_generator.decode import decode
 from ..candidate_generator.figures import GenerationFigures, LatestFigures
@@ -18,23 +17,33 @@ from ..candidate_generator.pace import KnownTimes
 from ..candidate_generator.requests import check_processors, check_target
 from ..kernels.int8_logits import KnownLogits
 from .batch_draft_cache import BatchDraftCache
+from .checkpoint_files import (
+    check_headers,
+    common_dtype,
+    find_weights,
+    headers_of,
+    local_folder,
+    read_headers,
+    read_tensors,
+    restore_dtypes,
+)
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
 from .draft_graphs import DraftGraphs, KnownGraphs
 from .heads import DraftHead, build_head
 from .lattice import Block, Draft
 from .layouts import (
-    check_tensors,
-    common_dtype,
     config_from_dflash,
     dflash_settings,
-    explain,
     has_head,
     read_checkpoint,
+    served_tensors,
     serving_settings,
     write_checkpoint,
 )
 from .repository import COMMIT_ARGUMENTS, save_repository, upload
+
+DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 class LiLiCorrModel(DFlashModel):
@@ -44,6 +53,9 @@ class LiLiCorrModel(DFlashModel):
     calls either, apart from the figures of `last_generation`, the durations in `step_times`, eight-bit copies of LM
     heads in `fast_logits` and captured drafts in `graphs`.
     """
+
+    # Transformers' report of missing tensors: a checkpoint's are compared before it is read, a fresh head has none.
+    _keys_to_ignore_on_load_missing = [""]  # noqa: RUF012 (as Transformers declares it)
 
     def __init__(self, config: LiLiCorrConfig) -> None:
         config.validate()
@@ -219,36 +231,59 @@ class LiLiCorrModel(DFlashModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
-        """As in Transformers, but safetensors only, and a missing, unexpected or misshapen tensor is an error.
+        """As in Transformers, but safetensors only, and all is checked before anything is built.
+
+        Settings come first, then the tensors' names and shapes, then their values. Without `dtype` each tensor keeps
+        that of its file, which need not be the same for all. A folder is read without asking the Hub.
 
         Raises:
-            OSError: no safetensors file is there.
-            ValueError: the file is torn, its tensors do not fit `config.json`, or the format is newer than this code.
+            OSError: a file is missing.
+            ValueError: a file is torn or names others outside, a setting cannot work or is missing, tensors do not fit
+                `config.json` or are not finite, or the format is newer than this code.
         """
         if kwargs.pop("use_safetensors", True) is False:
             raise ValueError(
                 "Drafters are stored as safetensors only, since pickle can run code; drop use_safetensors."
             )
-        kwargs.pop("ignore_mismatched_sizes", None)
-        wants_info = kwargs.pop("output_loading_info", False)
+        for needless in ("ignore_mismatched_sizes", "weights_only", "proxies", "adapter_kwargs", "adapter_name"):
+            kwargs.pop(needless, None)
         source = pretrained_model_name_or_path
-        try:
-            loaded: Any = super().from_pretrained(
-                source,
-                *model_args,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **kwargs,
-            )
-        except SafetensorError as error:
-            raise ValueError(
-                f"The weights of {source} cannot be read ({error}); the file is cut short or damaged, download or copy "
-                "it again."
-            ) from error
-        model, info = loaded
-        explain(source, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
-        return (model, info) if wants_info else model
+        config: Any = kwargs.pop("config", None)
+        dtype, older = kwargs.pop("dtype", None), kwargs.pop("torch_dtype", None)
+        dtype = older if dtype is None else dtype
+        download = {key: kwargs.pop(key) for key in DOWNLOAD if kwargs.get(key) is not None}
+        variant = kwargs.pop("variant", None)
+        if source is not None and local_folder(source) is not None:
+            download["local_files_only"] = True
+        if not isinstance(config, PreTrainedConfig):
+            known = vars(LiLiCorrConfig())
+            overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in known}
+            config = cls.config_class.from_pretrained(config or source, **download, **overrides)
+        if config.model_type != LiLiCorrConfig.model_type:  # remote code may be there twice: classes tell nothing
+            raise ValueError(f"{source} holds a model of type {config.model_type!r}, not a LiLiCorr drafter.")
+        config.validate()
+        tensors = kwargs.pop("state_dict", None)
+        if tensors is None:
+            headers = read_headers(find_weights(source, variant, **download))
+            check_headers(headers, cls, config, source)
+            tensors = read_tensors(headers)
+        else:
+            headers = headers_of(tensors)
+            check_headers(headers, cls, config, "state_dict")
+        as_stored = dtype in (None, "auto")
+        loaded: Any = super().from_pretrained(
+            None,
+            *model_args,
+            config=config,
+            state_dict=tensors,
+            dtype=common_dtype(tensors) if as_stored else dtype,
+            **kwargs,
+        )
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if as_stored and getattr(model, "hf_quantizer", None) is None:
+            restore_dtypes(model, tensors)
+        model.config.name_or_path = str(source or "")
+        return loaded
 
     @classmethod
     def from_dflash(
@@ -274,19 +309,20 @@ class LiLiCorrModel(DFlashModel):
             FileNotFoundError: a file is missing.
             ValueError: a file is torn, a key or tensor is missing or does not fit, or a setting is not supported.
         """
-        settings, tensors = read_checkpoint(source, revision)
+        settings, headers = read_checkpoint(source, revision)
         config = config_from_dflash(settings, head_type, **config_overrides)
         fresh = None if has_head(settings) and head_type == "lilicorr" else f"{head_type}."
         if has_head(settings) and fresh is not None:
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("lilicorr.")}
-        with torch.device("meta"):
-            check_tensors(tensors, cls(config), source, fresh)
+            headers = {name: header for name, header in headers.items() if not name.startswith("lilicorr.")}
+        check_headers(headers, cls, config, source, fresh)
+        tensors = read_tensors(headers)
         return super().from_pretrained(None, config=config, state_dict=tensors, dtype=common_dtype(tensors))
 
     def save_dflash(self, folder: str | os.PathLike) -> None:
         """Write the backbone alone, without the head, in z-lab's layout for DFlash runtimes.
 
         Raises:
+            ValueError: DFlash runtimes do not compute its positions.
             OSError: `folder` cannot be written.
         """
         prefix = f"{self.config.head_type}."
@@ -300,7 +336,7 @@ class LiLiCorrModel(DFlashModel):
             ValueError: they do not serve this head, or not with this many candidates.
             OSError: `folder` cannot be written.
         """
-        write_checkpoint(folder, serving_settings(self.config, self.dtype), self.state_dict())
+        write_checkpoint(folder, serving_settings(self.config, self.dtype), served_tensors(self.state_dict()))
 
     def save_pretrained(  # type: ignore[override]  # the options not named here pass through
         self,

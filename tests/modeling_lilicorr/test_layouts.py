@@ -54,14 +54,18 @@ def backbone_tensors() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
 
 
-def head_tensors() -> dict[str, torch.Tensor]:
+def head_tensors(served: bool = True) -> dict[str, torch.Tensor]:
+    """The head's tensors as SGLang and vLLM name them, or as this package does."""
+    norm = "feature_norm" if served else "feature_mlp.0"
+    features = ("feature_mlp.up_proj", "feature_mlp.down_proj") if served else ("feature_mlp.1", "feature_mlp.3")
+    inner = ("up_proj", "down_proj") if served else ("0", "2")
     width, linear = HEAD_WIDTH, {}
     linear |= {"token_proj": (width, WIDTH), "pass_hidden_proj": (width, WIDTH), "context_proj": (width, WIDTH)}
-    linear |= {"feature_mlp.1": (width, 5), "feature_mlp.3": (width, width), "factor_input_proj": (width, 3 * width)}
+    linear |= {features[0]: (width, 5), features[1]: (width, width), "factor_input_proj": (width, 3 * width)}
     linear |= {name: (FACTOR, width) for name in ("out_head", "in_head", "anchor_out_head")}
     shapes = {
-        "feature_mlp.0.weight": (5,),
-        "feature_mlp.0.bias": (5,),
+        f"{norm}.weight": (5,),
+        f"{norm}.bias": (5,),
         "output_norm.weight": (width,),
         "anchor_norm.weight": (width,),
         "slot_embedding": (1, 1, BLOCK - 1, 1, width),
@@ -73,7 +77,7 @@ def head_tensors() -> dict[str, torch.Tensor]:
         shapes |= {f"layers.{i}.attn_norm.weight": (width,), f"layers.{i}.mlp_norm.weight": (width,)}
         shapes |= {f"layers.{i}.attn.in_proj_weight": (3 * width, width), f"layers.{i}.attn.in_proj_bias": (3 * width,)}
         linear |= {f"layers.{i}.attn.out_proj": (width, width)}
-        linear |= {f"layers.{i}.mlp.0": (HEAD_INNER, width), f"layers.{i}.mlp.2": (width, HEAD_INNER)}
+        linear |= {f"layers.{i}.mlp.{inner[0]}": (HEAD_INNER, width), f"layers.{i}.mlp.{inner[1]}": (width, HEAD_INNER)}
     for name, shape in linear.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     generator = torch.Generator().manual_seed(1)
@@ -335,12 +339,27 @@ def test_serving_layout_comes_back_byte_equal(tmp_path):
     tensors = backbone_tensors() | head_tensors()
     model = LiLiCorrModel.from_dflash(write_serving(tmp_path / "a"))
     assert model.config.head_config == HEAD_CONFIG
-    assert_equal(model.state_dict(), tensors)
+    assert_equal(model.state_dict(), backbone_tensors() | head_tensors(served=False))
     model.save_serving(tmp_path / "b")
     assert_equal(load_file(tmp_path / "b" / "model.safetensors"), tensors)
     before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in "ab")
     assert after["architectures"] == ["LiLiCorrDraftModel"] and after["model_type"] == "qwen3"
     assert after["dflash_config"] == {**before["dflash_config"], "block_size": BLOCK}
+
+
+def test_serving_layout_with_this_packages_older_names_loads_and_leaves_with_the_servers(tmp_path):
+    older = backbone_tensors() | head_tensors(served=False)
+    model = LiLiCorrModel.from_dflash(write_serving(tmp_path / "a", tensors=older))
+    assert_equal(model.state_dict(), older)
+    model.save_serving(tmp_path / "b")
+    assert_equal(load_file(tmp_path / "b" / "model.safetensors"), backbone_tensors() | head_tensors())
+
+
+def test_serving_layout_with_a_tensor_under_both_names_is_refused(tmp_path):
+    tensors = backbone_tensors() | head_tensors()
+    tensors["lilicorr.layers.1.mlp.2.bias"] = tensors["lilicorr.layers.1.mlp.down_proj.bias"].clone()
+    with pytest.raises(ValueError, match=r"holds 'lilicorr\.layers\.1\.mlp\.2\.bias' under two names"):
+        LiLiCorrModel.from_dflash(write_serving(tmp_path, tensors=tensors))
 
 
 def test_serving_layout_takes_zero_for_the_drafts_width(tmp_path):

@@ -106,7 +106,10 @@ def test_requests_that_fail_are_sent_again(server, target_folder, tmp_path):
 def test_a_prompt_that_the_server_refuses_is_cut_short_and_the_rest_goes_on(server, target_folder, tmp_path):
     outcome = run(server, prompts(tmp_path / "p.jsonl", ("w1", "w40")), tmp_path / "out.jsonl", target_folder)
     assert (outcome.rows, outcome.turns, outcome.skipped) == (2, 3, 0)
-    assert outcome.note.startswith("'p1': the server refuses it")
+    assert outcome.left_out.counts == {"refused by the server": 1} and outcome.cut == 1
+    assert outcome.left_out.first.startswith("'p1': the server refuses it")
+    refused = next(row for row in read_jsonl(tmp_path / "out.jsonl") if row["id"] == "p1")
+    assert refused["finished"] is False and refused["stopped"].startswith("'p1': the server refuses it")
     server.refused = "w0"
     with pytest.raises(ValueError, match=r"None of 3 prompts could be answered; .* the server refuses it: .*400"):
         run(server, prompts(tmp_path / "p.jsonl"), tmp_path / "none.jsonl", target_folder)
@@ -136,7 +139,7 @@ def test_a_context_too_long_is_not_asked_for(server, target_folder, tmp_path):
     decoding = Decoding(max_new_tokens=20, max_context=15)
     outcome = run(server, prompts(tmp_path / "p.jsonl"), tmp_path / "out.jsonl", target_folder, decoding)
     assert [body["max_tokens"] for _, body in server.requests] == [9, 9, 9]
-    assert outcome.turns == 3 and "leaves no room in 15 tokens" in outcome.note
+    assert outcome.turns == 3 and "leaves no room in 15 tokens" in outcome.left_out.first
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,9 @@ def load_examples(
         if manifest:
             check_template(path, manifest, chat)
             chat = chat.at(time_of(manifest.now) or chat.now)
+        if chat.reads_clock and (manifest is None or manifest.now is None):
+            said = f"{path} does not say when its answers were given, but the chat template prints the date"
+            warnings.warn(f"{said}; it is taken to be {chat.now.date()}.", stacklevel=2)
         for row in read_rows(path, counted):
             rows += 1
             try:

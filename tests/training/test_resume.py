@@ -134,7 +134,8 @@ def test_a_full_disk_is_one_sentence_and_the_older_state_goes_on(tmp_path, make_
     monkeypatch.setattr(checkpoint_module, "save_file", full)
     settings = make_settings(tmp_path / "full", save_every=2, log_every=1)
     with pytest.raises(
-        OSError, match=r"The state of step 8 \(\d+\.\d MB\) .*No space left on device.*step-00000006.* is kept to go on from"
+        OSError,
+        match=r"The state of step 8 \(\d+\.\d MB\) .*No space left on device.*step-00000006.* is kept to go on from",
     ):
         train(settings)
     assert sorted(p.name for p in (tmp_path / "full" / "resume").iterdir()) == [

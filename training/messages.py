@@ -57,8 +57,12 @@ def chatlog(path: str | Path, row: Mapping[str, Any], column: str = "", answers:
         messages.insert(0, {"role": "system", "content": system})
     tools = _tools(where, row.get("tools") or row.get("functions"))
     _name_calls(messages)
-    content = json.dumps([messages, tools], sort_keys=True, default=str)
-    return Chatlog(str(row["id"]) if named else hashlib.sha256(content.encode()).hexdigest()[:16], messages, tools)
+    return Chatlog(str(row["id"]) if named else _digest([messages, tools]), messages, tools)
+
+
+def _digest(content: Any) -> str:
+    """An id that `content` decides."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:

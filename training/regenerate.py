@@ -120,7 +120,7 @@ def regenerate(
 
 
 def _write(dialogues: Iterable[Dialogue], total: int, kept: AnswersFile, chat: Chat, tally: Tally) -> Outcome:
-    outcome, began = Outcome(left_out=tally), time.monotonic()
+    outcome, first, began = Outcome(left_out=tally), "", time.monotonic()
     with kept.appending() as append, Bar(total, "rows", amounts="tokens") as bar:
         for dialogue in dialogues:
             outcome.seconds = time.monotonic() - began
@@ -135,10 +135,11 @@ def _write(dialogues: Iterable[Dialogue], total: int, kept: AnswersFile, chat: C
                     outcome.untrainable.leave_out(problem)
             if dialogue.skipped:
                 outcome.skipped += not dialogue.answers
+                first = first or str(dialogue.skipped)
                 tally.leave_out(dialogue.skipped)
             bar.advance(1, tokens)
     if outcome.skipped and not kept.ids:
-        raise ValueError(f"None of {outcome.skipped} prompts could be answered; the first, {tally.first}.")
+        raise ValueError(f"None of {outcome.skipped} prompts could be answered; the first, {first}.")
     return outcome
 
 

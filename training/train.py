@@ -279,7 +279,7 @@ def _write_log(run: Run, step: int, bar: Bar) -> None:
     steps = run.log.sums.pop("steps")
     run.log.sums["grad_norm"] = run.log.sums["grad_norm"] / steps
     rates = [group["lr"] for group in run.optimizer.param_groups]
-    line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.schedule.steps_an_epoch, seconds=time.time())
+    line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.schedule.steps_an_epoch, unix_time=time.time())
     run.accelerator.log({name: value for name, value in line.items() if isinstance(value, float)}, step=step)
     shown = {k: f"{v:.2f}" for k, v in line.items() if k.endswith("length") or k == "dflash"}
     bar.note = ", ".join(f"{name} {value}" for name, value in shown.items())

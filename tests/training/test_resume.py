@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 def log_of(output):
     lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("unix_time", "tokens_per_second")} for line in lines]
 
 
 def assert_same_run(ours, theirs):

@@ -229,7 +229,7 @@ def choose_mask_token(text: PreTrainedConfig, used: Collection[int] = ()) -> int
         return text.pad_token_id
     raise ValueError(
         f"No unused embedding row is known among {text.vocab_size} and the pad token is missing or ends texts; "
-        "pass mask_token_id=<a reserved token's id> or tokenizer_size=len(tokenizer)."
+        "pass mask_token_id=<a reserved token's id> or tokenizer_size=max(tokenizer.get_vocab().values()) + 1."
     )
 
 

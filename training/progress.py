@@ -21,7 +21,7 @@ def waiting(text: str, hidden: bool = False) -> Iterator[None]:
     """Say on stderr what is being waited for, as long as it takes."""
     console = Console(stderr=True, quiet=hidden)
     if console.is_terminal:
-        with console.status(text):
+        with console.status(text, spinner="dots" if console.encoding.startswith("utf") else "line"):
             yield
     else:
         console.print(f"{text} …" if console.encoding.startswith("utf") else text, markup=False, soft_wrap=True)

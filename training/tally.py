@@ -44,5 +44,5 @@ class Tally:
     def lines(self) -> list[str]:
         """One line a reason, the most frequent first."""
         return [
-            f"{count:,} × {reason}; the first: {self.firsts[reason]}" for reason, count in self.counts.most_common()
+            f"{reason}: {count:,} (the first: {self.firsts[reason]})" for reason, count in self.counts.most_common()
         ]

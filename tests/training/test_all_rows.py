@@ -103,8 +103,8 @@ def run(*arguments):
 
 def reasons(output, what):
     """Counts by reason, as printed."""
-    found = re.findall(rf"{what}: (\d+) × (.*?); the first: ", output.replace("\n", " "))
-    return {reason: int(count) for count, reason in found}
+    found = re.findall(rf"{what}: ([^:]*?): (\d+) \(the first: ", output.replace("\n", " "))
+    return {reason: int(count) for reason, count in found}
 
 
 def test_a_file_that_mixes_all_kinds_of_rows_is_answered_and_trained_on(

@@ -203,9 +203,9 @@ def test_row_that_ends_without_an_answer_is_refused(tmp_path, target_folder):
         (
             [answer_row(output_ids=[9])],
             64,
-            "1 × an answer with fewer than the two tokens that a block needs",
+            "an answer with fewer than the two tokens that a block needs: 1 ",
         ),
-        ([answer_row(output_ids=[9, 8, 7])] * 2, 6, r"2 × an answer that begins too late in 6 tokens \(max_length\)"),
+        ([answer_row(output_ids=[9, 8, 7])] * 2, 6, r"an answer that begins too late in 6 tokens \(max_length\): 2 "),
     ],
 )
 def test_why_no_answer_can_be_used_is_said(tmp_path, target_folder, rows, max_length, said):

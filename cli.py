@@ -78,7 +78,7 @@ def generate(
 
 @app.command()
 def regenerate(
-    prompts: Annotated[list[str], typer.Argument(help="JSONL files of rows with `id` and `messages`, or data sets.")],
+    prompts: Annotated[list[str], typer.Argument(help="JSONL files of rows with `messages`, or data sets.")],
     output: Annotated[str, typer.Option(help="JSONL file to append answers to; what it holds is not made again.")],
     target: Annotated[
         str, typer.Option(help="Folder or repository of the target; unset: --model, else SmolLM2-135M-Instruct.")
@@ -103,6 +103,7 @@ def regenerate(
     model: Annotated[str, typer.Option(help="Name by which the endpoint serves the target.")] = "",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time to the endpoint.")] = 32,
     retries: Annotated[int, typer.Option(min=0, help="Times that a failed request is sent again.")] = 8,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at a row that cannot be used.")] = False,
 ) -> None:
     """Have the target answer every user message: the text a drafter learns from. Resumes where it was stopped."""
     options = dict(_template_option(text) for text in template_option or [])
@@ -121,6 +122,7 @@ def regenerate(
             batch_size,
             dtype,
             Endpoint(endpoint, model, concurrency, retries) if endpoint else None,
+            strict,
         )
     except (ValueError, OSError) as error:
         raise _stop(sentence(error)) from None
@@ -131,10 +133,9 @@ def regenerate(
     console.print(told, markup=False, soft_wrap=True)
     if made.cut:
         console.print(f"cut off before their end (finished is false): {made.cut} of {made.rows} rows", markup=False)
-    if made.note:
-        console.print(
-            f"{made.skipped} prompts left out; the first one left out or cut short, {made.note}", markup=False
-        )
+    for what, tally in {"left out": made.left_out, "written, but of no use to training": made.untrainable}.items():
+        for line in tally.lines():
+            console.print(f"{what}: {line}", markup=False, soft_wrap=True)
 
 
 def _template_option(text: str) -> tuple[str, Any]:

@@ -21,11 +21,13 @@ import torch
 import typer
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
 from lilicorr.training.anchors import sample_blocks
-from lilicorr.training.data import Example, batches, collate, load_examples
+from lilicorr.training.data import Example, batches, collate
 from lilicorr.training.losses import Objective
 from lilicorr.training.objective import JointObjective
 from lilicorr.training.optimizer import build_optimizer
 from lilicorr.training.settings import TrainSettings
+from lilicorr.training.sources import training_examples
+from lilicorr.training.tally import Tally
 from lilicorr.training.target import TargetStates, load_target
 from lilicorr.training.train import build_drafter
 from rich import box
@@ -146,9 +148,9 @@ class Steps:
         self.settings = settings
         target, tokenizer = load_target(settings.target, settings.dtype)
         target.requires_grad_(False)
-        examples = load_examples(settings.data, tokenizer, settings.max_length)[: settings.max_examples]
+        examples, mask = training_examples(settings, tokenizer, target.config, Tally())
         self.order = [[examples[i] for i in group] for group in batches(examples, settings.batch_size, 0, 0)]
-        drafter = build_drafter(settings, target, len(tokenizer))
+        drafter = build_drafter(settings, target, mask)
         self.parameters = list(drafter.parameters())
         self.joint = JointObjective(
             drafter, target, settings.objective, settings.blocks_together, settings.blocks_at_once

@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,8 +187,8 @@ class LiLiCorrConfig(PreTrainedConfig):
 
         Args:
             target_config: the target's configuration (its text part is used if it has several).
-            **overrides: any argument of this class, or `tokenizer_size` (`len(tokenizer)`): rows of the embedding
-                beyond it are unused, and the first becomes the mask token.
+            **overrides: any argument of this class, or `tokenizer_size`, one more than the tokenizer's largest id: rows
+                of the embedding beyond it are unused, and the first becomes the mask token.
 
         Raises:
             ValueError: for an encoder-decoder target, one without attention, a `num_target_layers` that is not its,
@@ -237,7 +238,7 @@ class LiLiCorrConfig(PreTrainedConfig):
             taps = max(1, min(5, text.num_hidden_layers - 3))
             settings["target_layer_ids"] = default_target_layer_ids(text.num_hidden_layers, taps)
         if "mask_token_id" not in overrides:
-            settings["mask_token_id"] = _choose_mask_token(text, tokenizer_size)
+            settings["mask_token_id"] = choose_mask_token(text, range(tokenizer_size or 0))
         return checked_config(settings)
 
     @property
@@ -289,15 +290,25 @@ def _plain_rope(rope: dict[str, Any] | None) -> dict[str, Any] | None:
     return kept
 
 
-def _choose_mask_token(text: PreTrainedConfig, tokenizer_size: int | None) -> int:
-    eos = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
-    if tokenizer_size is not None and tokenizer_size < text.vocab_size:
-        return tokenizer_size
-    if text.pad_token_id is not None and text.pad_token_id >= 0 and text.pad_token_id not in eos:
-        return text.pad_token_id
+def choose_mask_token(text: PreTrainedConfig, used: Collection[int] = ()) -> int:
+    """The embedding row that stands for a slot yet to be drafted, for a target of configuration `text`.
+
+    With `used`, the ids of all tokens that the tokenizer or the data hold, it is the first row behind them, else the
+    first one in a gap between them; without, or if there is none, the pad token.
+
+    Raises:
+        ValueError: if there is no such row, and the pad token is missing or ends texts.
+    """
+    taken = set(used)
+    unused = [row for row in range(text.vocab_size) if row not in taken] if taken else []
+    if unused:
+        return next((row for row in unused if row > max(taken)), unused[0])
+    eos, pad = getattr(text, "eos_token_id", None), getattr(text, "pad_token_id", None)
+    if pad is not None and pad >= 0 and pad not in (eos if isinstance(eos, list) else [eos]):
+        return pad
     raise ValueError(
         f"No unused embedding row is known among {text.vocab_size} and the pad token is missing or ends texts; "
-        "pass mask_token_id=<a reserved token's id> or tokenizer_size=len(tokenizer)."
+        "pass mask_token_id=<a reserved token's id> or tokenizer_size=max(tokenizer.get_vocab().values()) + 1."
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .decode import Dialogue
+from .messages import is_answer
 
 FIRST_BYTES = b'{"id": '  # of every answer
 
@@ -50,15 +51,16 @@ class AnswersFile:
                 file.write(self.tail + b"\n")
 
     @contextmanager
-    def appending(self) -> Iterator[Callable[[Dialogue], None]]:
-        """Hands out a function that writes one conversation through to the file."""
+    def appending(self) -> Iterator[Callable[[Dialogue], dict[str, Any]]]:
+        """Hands out a function that writes one conversation through to the file and returns its row."""
         with open(self.path, "a", encoding="utf-8") as file:
 
-            def append(dialogue: Dialogue) -> None:
+            def append(dialogue: Dialogue) -> dict[str, Any]:
                 row = _row_of(dialogue)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
                 self._count(row)
+                return row
 
             yield append
 
@@ -82,7 +84,7 @@ class AnswersFile:
                 "remove the row, and it is made again."
             )
         self.ids.add(str(row["id"]))
-        self.turns += sum(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
+        self.turns += sum(isinstance(message, dict) and is_answer(message) for message in messages)
         self.tokens += tokens or sum(map(len, ids))
         self.finished += bool(row["finished"])
 
@@ -94,7 +96,11 @@ def _row_of(dialogue: Dialogue) -> dict[str, Any]:
         "id": dialogue.conversation.id,
         **dialogue.conversation.labels,
         "messages": dialogue.messages,
-        "finished": answers[-1].finished,
+        **({"tools": dialogue.conversation.tools} if dialogue.conversation.tools else {}),
+        "finished": dialogue.finished,
+        **({"stopped": str(dialogue.skipped)} if dialogue.skipped else {}),
+        "prompt_hashes": dialogue.prompt_hashes,
+        **({"now": dialogue.now.isoformat()} if dialogue.now else {}),
     }
     ids = [answer.ids for answer in answers]
     if ids[-1] is None:

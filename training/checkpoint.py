@@ -8,7 +8,7 @@ change between a run and its continuation. Order, draws and learning rates depen
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,10 @@ def save_state(
         _flush(folder)
     except (OSError, SafetensorError) as error:
         unfinished.unlink(missing_ok=True)
-        older = kept_states(output)
-        resort = f"{older[0]} is still whole" if older else "there is no earlier state"
         needed = sum(value.numel() * value.element_size() for value in gathered.values())
-        raise not_written(f"The state of step {step} ({size_said(needed)})", folder, error, resort) from error
+        raise not_written(
+            f"The state of step {step} ({size_said(needed)})", folder, error, resort_of(output)
+        ) from error
     for old in kept_states(output)[keep:]:
         old.unlink(missing_ok=True)
 
@@ -72,7 +72,21 @@ def size_said(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
-def not_written(what: str, where: Path, error: Exception, resort: str = "the last saved state is kept") -> OSError:
+def resort_of(output: Path) -> str:
+    """What there is to go on from, as part of a sentence."""
+    states = kept_states(output)
+    return f"{states[0].name} is kept to go on from" if states else "no state was saved before"
+
+
+def local_floats(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Those of `tensors` that hold floats, each the part that this process has."""
+    for name, tensor in tensors:
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if own.is_floating_point():
+            yield name, own.detach()
+
+
+def not_written(what: str, where: Path, error: Exception, resort: str) -> OSError:
     """One sentence for a disk that is full or fails."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
     return OSError(
@@ -86,7 +100,7 @@ def load_state(
     """Restore the latest state of `save_state`; returns the next step (0 if there is no state) and `extra`.
 
     Raises:
-        ValueError: if the state belongs to a run with other settings or data, or is damaged.
+        ValueError: if the state belongs to a run with other settings or data, is damaged, or holds NaN.
     """
     if (output / "state.safetensors").exists():
         raise ValueError(f"{output} holds a state in an older format, which cannot go on; choose another folder.")
@@ -102,9 +116,15 @@ def load_state(
             _restore(file, model, optimizer)
             extra = {n.removeprefix("extra."): file.get_tensor(n) for n in file.keys() if n.startswith("extra.")}  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        resort = "resume from the state before it" if len(states) > 1 else "start this run afresh"
-        raise ValueError(f"{path} cannot be read ({error}); delete it to {resort}.") from error
+        raise ValueError(f"{path} cannot be read ({error}); delete it to {_resort(states)}.") from error
+    for name, own in local_floats(state_tensors(model, optimizer)):
+        if not bool(own.isfinite().all()):
+            raise ValueError(f"{path} holds numbers in {name} that are not finite; delete it to {_resort(states)}.")
     return step, extra
+
+
+def _resort(states: list[Path]) -> str:
+    return "resume from the state before it" if len(states) > 1 else "start this run afresh"
 
 
 def _check(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -118,7 +138,7 @@ def _check(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         )
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """Weights and moments by name, as this process holds them."""
     for name, tensor in model.state_dict().items():
         yield f"model.{name}", tensor
@@ -131,7 +151,7 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tup
 def _whole_state(model: nn.Module, optimizer: torch.optim.Optimizer, keeps: bool) -> dict[str, Tensor]:
     """All tensors on the CPU, shards put together one by one; empty in a process that does not keep them."""
     gathered = {}
-    for name, tensor in _tensors(model, optimizer):
+    for name, tensor in state_tensors(model, optimizer):
         whole = whole_tensor(tensor)
         if keeps:
             gathered[name] = whole.detach().cpu().contiguous()

@@ -29,6 +29,7 @@ def train(
     tracker: Annotated[
         list[str] | None, typer.Option(help="Also log to this tracker of accelerate, such as tensorboard.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at a row of data that cannot be used.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the run needs and sees; load no weights.")
     ] = False,
@@ -42,6 +43,7 @@ def train(
     except ModuleNotFoundError as error:
         raise _stop(f"Training needs {error.name}: pip install 'lilicorr[train]'.") from None
     given = {"target": target, "init": init, "states": states, "steps": steps, "trackers": tracker, "head_type": head}
+    given["strict"] = strict
     overrides = {name: value for name, value in given.items() if value}
     overrides |= {} if seed is None else {"seed": seed}
     try:

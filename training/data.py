@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .chat import Chat, Turn
-from .manifest import Manifest, check_template
-from .rows import check_messages, read_jsonl
+from .chat import Chat, Turn, hash_of
+from .decode import ENDED
+from .manifest import Manifest, check_template, time_of
+from .messages import chatlog, is_answer
+from .rows import read_rows
+from .tally import Tally, Unusable
 
 
 @dataclass
@@ -52,90 +55,131 @@ def load_examples(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     loop_limit: int = 0,
+    tally: Tally | None = None,
 ) -> list[Example]:
     """Read answers as `lilicorr regenerate` writes them: rows with `messages`, the last one an answer.
 
     A row's `output_ids` are the exact ids of its last answer, `earlier_output_ids` those of the ones before; answers
-    before those are context only. Of a row without them every answer is read out of the rendered text.
+    before those are context only, as are messages of an assistant with `weight` 0. Of a row without them every answer
+    is read out of the rendered text.
 
-    Every answer is supervised in the context that the template gives it, with the options of the file's manifest. Where
-    that context begins with the conversation so far, token by token, the answers share one sequence; where the template
-    rewrites earlier turns (leaves their thinking out, say), each such answer is a sequence of its own.
+    Every answer is supervised in the context that the template gives it, with the options, the tools and the date that
+    it was given with. Where that context begins with the conversation so far, token by token, the answers share one
+    sequence; where the template rewrites earlier turns (leaves their thinking out, say), each such answer is a sequence
+    of its own.
 
     Args:
-        paths: JSONL files; a manifest beside one says with which template options its answers were made.
+        paths: JSONL files; a manifest beside one says with which template options and when its answers were made.
         tokenizer: the target's; renders the contexts, and the answers where a row has no `output_ids`.
         max_length: sequences are cut to this many tokens; answers whose context leaves no room are dropped.
         loop_limit: cut an answer where a 4-gram stands this often (0: never).
+        tally: counts what cannot be used; without one, a warning says it.
 
     Raises:
-        ValueError: for a broken line, a row whose last message is no answer, a manifest of another chat template, a
-            template that leaves nothing to supervise, or if nothing is left to train on.
+        ValueError: for a manifest of another chat template, if nothing is left to train on, and, if `tally` is strict,
+            for the first row or answer that cannot be used.
     """
+    counted = Tally() if tally is None else tally
+    before, rows = counted.total, 0
     examples: list[Example] = []
-    rows = untold = short = crowded = 0
-    example_of_it = ""
     for path in paths:
         manifest = Manifest.beside(path)
         chat = Chat(tokenizer, manifest.template_options if manifest else None)
         if manifest:
             check_template(path, manifest, chat)
-        for row in read_jsonl(path):
+            chat = chat.at(time_of(manifest.now) or chat.now)
+        if chat.reads_clock and (manifest is None or manifest.now is None):
+            said = f"{path} does not say when its answers were given, but the chat template prints the date"
+            warnings.warn(f"{said}; it is taken to be {chat.now.date()}.", stacklevel=2)
+        for row in read_rows(path, counted):
             rows += 1
-            open_example: Example | None = None
-            for number, turn in enumerate(_turns(path, row, chat)):
-                if isinstance(turn, str):
-                    untold += 1
-                    example_of_it = example_of_it or f"{path}, row {row.get('id')!r}, is {turn[-1000:]!r}"
-                    continue
-                extended = _extend(open_example, turn, max_length, loop_limit)
-                if extended is None:
-                    name = str(row.get("id")) if number == 0 else f"{row.get('id')} (turn {number + 1})"
-                    extended = _extend(Example(name, [], []), turn, max_length, loop_limit)
-                    if extended is not None:
-                        examples.append(extended)
-                    elif sum(turn.supervised) < 2:
-                        short += 1
-                    else:
-                        crowded += 1
-                open_example = extended
-    if untold and not examples:
-        raise ValueError(
-            "The chat template leaves no token to supervise that is known to be the target's; give rows with "
-            f"output_ids, as `lilicorr regenerate` writes. The rendered text of {example_of_it}"
-        )
-    if untold:
-        said = f"{untold} answers are left out: which tokens the target said cannot be told. The rendered text of "
-        warnings.warn(said + example_of_it, stacklevel=2)
+            try:
+                for example in _examples(path, row, chat, max_length, loop_limit, counted):
+                    examples.append(example)
+            except Unusable as problem:
+                counted.leave_out(problem)
     if not examples:
         names = ", ".join(map(str, paths))
-        if not rows:
+        if not rows and counted.total == before:
             raise ValueError(f"There are no rows in {names}; give answers of `lilicorr regenerate`.")
-        raise ValueError(
-            f"No usable answer in {names}: {short} with fewer than the two tokens that a block needs, {crowded} that "
-            f"begin too late in {max_length} tokens (max_length); give longer answers or more length."
-        )
+        raise ValueError(f"No usable answer in {names}: {'; '.join(counted.lines())}")
+    if tally is None and counted.total:
+        warnings.warn(f"{counted.total} answers are left out: {'; '.join(counted.lines())}", stacklevel=2)
     return examples
 
 
-def _turns(path: str | Path, row: dict[str, Any], chat: Chat) -> Iterator[Turn | str]:
-    """The answers of `row` in order; for one whose tokens cannot be told, the rendered text instead."""
-    messages = check_messages(path, row)
-    places = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
+def _examples(
+    path: str | Path, row: dict[str, Any], chat: Chat, max_length: int, loop_limit: int, tally: Tally
+) -> Iterator[Example]:
+    """The sequences that the answers of `row` make, each once it can grow no further."""
+    log = chatlog(path, row)
+    open_example: Example | None = None
+    for number, turn in enumerate(turns_of(path, row, chat)):
+        if isinstance(turn, Unusable):
+            tally.leave_out(turn)
+            continue
+        extended = _extend(open_example, turn, max_length, loop_limit)
+        if extended is None:
+            if open_example is not None:
+                yield open_example
+            name = log.id if number == 0 else f"{log.id} (turn {number + 1})"
+            extended = _extend(Example(name, [], []), turn, max_length, loop_limit)
+            if extended is None:
+                said = f"{path}: row {log.id!r} has {len(turn.prompt_ids)} tokens before an answer; give more length."
+                tally.leave_out(Unusable(f"an answer that begins too late in {max_length} tokens (max_length)", said))
+        open_example = extended
+    if open_example is not None:
+        yield open_example
+
+
+def turns_of(path: str | Path, row: dict[str, Any], chat: Chat) -> Iterator[Turn | Unusable]:
+    """The answers of `row` in order, and in place of one that cannot be trained on, why.
+
+    Raises:
+        Unusable: if that holds for the whole row.
+    """
+    log = chatlog(path, row)
+    messages, where = log.messages, f"{path}: row {log.id!r}"
+    places = [place for place, message in enumerate(messages) if place and is_answer(message)]
     if not places or places[-1] != len(messages) - 1:
-        raise ValueError(
-            f"{path}: row {row.get('id')!r} does not end with an assistant message; run `lilicorr regenerate`."
-        )
+        said = f"{where} does not end with an assistant message; run `lilicorr regenerate`."
+        raise Unusable("a row that does not end with an answer", said)
     earlier = row.get("earlier_output_ids") or []
     known = [*(earlier if isinstance(earlier, list) else [earlier]), row.get("output_ids")]
     if known == [None]:
         known *= len(places)
     if len(known) > len(places) or not all(ids is None or _are_ids(ids) for ids in known):
-        raise ValueError(f"{path}: row {row.get('id')!r} has output_ids that are no token ids; regenerate it.")
-    for place, ids in zip(places[-len(known) :], known, strict=True):
-        finished = place < len(messages) - 1 or row.get("finished") is not False
-        turn = chat.turn(messages[: place + 1], ids, finished)
-        yield turn if turn is not None else chat.render(messages[: place + 1])
+        said = f"{where} has output_ids that are no token ids; regenerate it."
+        raise Unusable("output_ids that are no token ids", said)
+    hashes = row.get("prompt_hashes")
+    hashes = hashes if isinstance(hashes, list) and len(hashes) == len(known) else [None] * len(known)
+    chat = chat.at(time_of(row.get("now")) or chat.now)
+    ended = row.get("finished") is not False or row.get("finish_reason") in ENDED
+    for place, ids, prompt_hash in zip(places[-len(known) :], known, hashes, strict=True):
+        yield _turn(where, chat, messages[: place + 1], log.tools, ids, place < places[-1] or ended, prompt_hash)
+
+
+def _turn(
+    where: str, chat: Chat, messages: Any, tools: Any, ids: list[int] | None, finished: bool, prompt_hash: str | None
+) -> Turn | Unusable:
+    try:
+        turn = chat.turn(messages, ids, finished, tools)
+        rendered = "" if turn is not None else chat.render(messages, False, tools)
+    except Unusable as problem:
+        return Unusable(problem.reason, f"{where}: {problem}")
+    if turn is None:
+        said = (
+            f"{where} leaves no token to supervise that is known to be the target's; give rows with output_ids, as "
+            f"`lilicorr regenerate` writes. Its rendered text is {rendered[-1000:]!r}"
+        )
+        return Unusable("an answer of which cannot be told which tokens the target said", said)
+    if prompt_hash is not None and prompt_hash != hash_of(turn.prompt_ids):
+        said = f"{where} was answered in another context than the chat template renders here; regenerate it."
+        return Unusable("an answer in a context that is rendered otherwise now", said)
+    if sum(turn.supervised) < 2:
+        said = f"{where} has an answer of fewer than the two tokens that a block needs; leave it out."
+        return Unusable("an answer with fewer than the two tokens that a block needs", said)
+    return turn
 
 
 def _are_ids(ids: Any) -> bool:

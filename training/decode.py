@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -20,9 +21,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from .chat import Chat
+from .chat import Chat, hash_of
 from .prompts import Conversation
+from .tally import Unusable
 
+ENDED = ("stop", "tool_calls", "function_call")  # why an answer ends that the target itself ended
 COLDEST = 1e-6  # logits divided by less may be no fp32 numbers any more
 WINDOW = 32  # batches that are sorted by length together
 
@@ -75,8 +78,8 @@ class Decoding:
 class Answer:
     """One answer: its text, why it ended, how many tokens it has, and their ids where they are known.
 
-    `finish_reason` is `stop` where the target ended it, `length` where a cap did, or what else a server says;
-    `reasoning` is the thinking that a server has parted from the text.
+    `finish_reason` is `stop` or `tool_calls` where the target ended it, `length` where a cap did, or what else a server
+    says; `reasoning` and `tool_calls` are what a server has parted from the text.
     """
 
     text: str
@@ -84,41 +87,63 @@ class Answer:
     tokens: int
     ids: list[int] | None = None
     reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
     @property
     def finished(self) -> bool:
         """Whether the target itself ended it."""
-        return self.finish_reason == "stop"
+        return self.finish_reason in ENDED
 
 
 @dataclass
 class Dialogue:
     """A conversation on its way: `messages` with the answers so far, turn by turn.
 
-    `skipped` says why it was given up, if it was.
+    `prompt_hashes` are those of the token ids that each answer followed, `skipped` says why it was given up, if it was,
+    and `now` what the clock showed where that differs by conversation.
     """
 
     conversation: Conversation
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    skipped: str = ""
+    prompt_hashes: list[str] = field(default_factory=list)
+    skipped: Unusable | None = None
+    now: datetime | None = None
 
     @property
     def open(self) -> bool:
-        """Whether there is more to answer: an answer cut off ends the conversation, a later turn would build on it."""
+        """Whether there is more to answer.
+
+        An answer cut off ends the conversation, for a later turn would build on it; so does a tool call of the target's
+        own, whose result nobody has.
+        """
         over = self.skipped or len(self.answers) == len(self.conversation.turns)
-        return not over and (not self.answers or self.answers[-1].finished)
+        last = self.answers[-1] if self.answers else None
+        return not over and (last is None or (last.finished and not last.tool_calls))
 
     @property
-    def context(self) -> list[dict[str, str]]:
+    def finished(self) -> bool:
+        """Whether all was answered that could be, and the target itself ended its last answer."""
+        last = self.answers[-1] if self.answers else None
+        whole = len(self.answers) == len(self.conversation.turns)
+        return last is not None and not self.skipped and last.finished and (whole or bool(last.tool_calls))
+
+    @property
+    def context(self) -> list[dict[str, Any]]:
         """The messages that the next answer follows."""
         return self.messages + self.conversation.turns[len(self.answers)]
 
-    def add(self, answer: Answer) -> None:
-        """Append the next answer."""
-        thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-        self.messages = [*self.context, {"role": "assistant", "content": answer.text, **thought}]
+    def give_up(self, reason: str, sentence: str) -> None:
+        """End the conversation for `reason`."""
+        self.skipped = Unusable(reason, f"{self.conversation.id!r}: {sentence}")
+
+    def add(self, answer: Answer, prompt_ids: list[int]) -> None:
+        """Append the next answer, which follows `prompt_ids`."""
+        parted = {"reasoning_content": answer.reasoning, "tool_calls": answer.tool_calls}
+        said = {name: part for name, part in parted.items() if part}
+        self.messages = [*self.context, {"role": "assistant", "content": answer.text, **said}]
         self.answers.append(answer)
+        self.prompt_hashes.append(hash_of(prompt_ids))
 
 
 class TargetAnswers:
@@ -153,12 +178,16 @@ class TargetAnswers:
     def _enqueue(self, dialogue: Dialogue, queue: list[tuple[list[int], Dialogue]]) -> Iterator[Dialogue]:
         """Put `dialogue` into `queue` if another answer fits, else hand it out."""
         if dialogue.open:
-            prompt = self.chat.prompt_ids(dialogue.context)
-            if len(prompt) < self.max_context:
-                queue.append((prompt, dialogue))
-                return
-            if not dialogue.answers:
-                dialogue.skipped = f"its prompt of {len(prompt)} tokens leaves no room in {self.max_context}"
+            try:
+                prompt = self.chat.prompt_ids(dialogue.context, dialogue.conversation.tools)
+            except Unusable as problem:
+                dialogue.give_up(problem.reason, str(problem))
+            else:
+                if len(prompt) < self.max_context:
+                    queue.append((prompt, dialogue))
+                    return
+                told = f"its prompt of {len(prompt)} tokens leaves no room in {self.max_context}"
+                dialogue.give_up("a prompt that leaves no room for an answer", told)
         yield dialogue
 
     def _answer(self, group: list[tuple[list[int], Dialogue]]) -> None:
@@ -166,13 +195,13 @@ class TargetAnswers:
         caps = [min(self.decoding.max_new_tokens, self.max_context - len(prompt)) for prompt in prompts]
         seeds = [self.decoding.seed_of(dialogue.conversation.id, len(dialogue.answers)) for _, dialogue in group]
         stops = stop_ids(self.model)
-        for (_, dialogue), ids in zip(group, decode(self.model, prompts, caps, self.decoding, seeds), strict=True):
+        for (prompt, dialogue), ids in zip(group, decode(self.model, prompts, caps, self.decoding, seeds), strict=True):
             if ids is None:
-                dialogue.skipped = "the target's logits are NaN"
+                dialogue.give_up("logits that are NaN", "the target's logits are NaN")
                 continue
             finished = bool(ids) and ids[-1] in stops
             text = self.chat.tokenizer.decode(ids[:-1] if finished else ids)
-            dialogue.add(Answer(str(text), "stop" if finished else "length", len(ids), ids))
+            dialogue.add(Answer(str(text), "stop" if finished else "length", len(ids), ids), prompt)
 
 
 def stop_ids(model: PreTrainedModel) -> set[int]:

@@ -10,8 +10,10 @@ from .data import Example
 from .memory import step_memory
 from .schedule import Schedule
 from .settings import TrainSettings
+from .sources import training_examples
+from .tally import Tally
 from .target import DTYPES
-from .train import check_vocabulary, drafter_config, total_steps, training_examples
+from .train import drafter_config, total_steps
 
 OPEN, CLOSE = "⟦", "⟧"  # around what is supervised
 
@@ -31,11 +33,11 @@ def describe(settings: TrainSettings) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"The target {settings.target} could not be read: {' '.join(str(error).split())}") from error
     text = target_config.get_text_config()
+    tally = Tally(settings.strict)
+    examples, mask = training_examples(settings, tokenizer, target_config, tally)
     with torch.device("meta"):
         target = AutoModelForCausalLM.from_config(target_config)
-        drafter = LiLiCorrModel(drafter_config(settings, target_config, len(tokenizer)))
-    examples = training_examples(settings, tokenizer)
-    check_vocabulary(examples, text.vocab_size, settings.target)
+        drafter = LiLiCorrModel(drafter_config(settings, target_config, mask))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     schedule = Schedule(examples, settings.batch_size, settings.micro_batch_size, settings.seed, processes)
     prefix = f"{settings.head_type}."
@@ -60,6 +62,7 @@ def describe(settings: TrainSettings) -> str:
             f"{counts['trained']:,} are trained.",
             _memory_table(memory),
             _amounts(settings, schedule, processes),
+            *(["\n".join(f"Left out: {line}" for line in tally.lines())] if tally.total else []),
             f"The first example ({examples[0].id}), what is supervised in {OPEN} {CLOSE}:\n"
             f"{render(examples[0], tokenizer)}",
         ]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoint import not_written
+from .checkpoint import not_written, resort_of
 from .head_losses import DENOMINATORS
 
 LOG_FILE = "log.jsonl"
@@ -47,7 +47,7 @@ class StepLog:
             with open(self.path, "a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise not_written(f"The log line of step {step}", self.path, error) from error
+            raise not_written(f"The log line of step {step}", self.path, error, resort_of(self.path.parent)) from error
         self.sums = {}
         return line
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ class Manifest:
         revision: the Hub's commit, a digest of the folder's weights, or `None` where an endpoint hides it.
         template_sha256, template_options: the chat template and what it was given.
         decoding: every setting that decides what is said.
+        now: what the clock showed the chat template, in ISO 8601, if it reads one; of answers of an endpoint each row
+            says its own.
         counts: rows, turns, tokens (of answers), and the share of rows that are finished.
     """
 
@@ -28,6 +31,7 @@ class Manifest:
     template_options: dict[str, Any] = field(default_factory=dict)
     decoding: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
+    now: str | None = None
 
     @classmethod
     def beside(cls, answers: str | Path) -> "Manifest | None":
@@ -43,10 +47,13 @@ class Manifest:
             manifest = cls(**json.loads(path.read_text("utf-8")))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is no manifest of `lilicorr regenerate` ({error}); mend or remove it.") from None
-        kinds: dict[str, Any] = {"target": str, "template_sha256": str, "revision": (str, type(None))}
+        text = (str, type(None))
+        kinds: dict[str, Any] = {"target": str, "template_sha256": str, "revision": text, "now": text}
         for part in fields(cls):
             if not isinstance(getattr(manifest, part.name), kinds.get(part.name, dict)):
                 raise ValueError(f"{path} has a {part.name} of the wrong kind; mend or remove it.")
+        if manifest.now is not None and time_of(manifest.now) is None:
+            raise ValueError(f"{path} has a now of {manifest.now!r}, expected a date and time; mend or remove it.")
         return manifest
 
     def save_beside(self, answers: str | Path) -> None:
@@ -64,6 +71,14 @@ class Manifest:
         unlike += [name for name in names if self.decoding.get(name) != other.decoding.get(name)]
         said = {"revision": "target", "template_sha256": "chat template", "template_options": "template options"}
         return [said.get(name, name) for name in unlike]
+
+
+def time_of(text: Any) -> datetime | None:
+    """A time in ISO 8601, `None` if it is none."""
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
 
 
 def _of(manifest: Manifest, name: str) -> Any:

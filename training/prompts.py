@@ -1,4 +1,4 @@
-"""Prompts for regeneration: conversations out of JSONL files or data sets, what assistants said in them left out."""
+"""Prompts for regeneration: conversations out of JSON files or data sets, what assistants said in them left out."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,23 +7,23 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from .rows import check_messages, is_text, read_jsonl
-
-COLUMNS = ("messages", "conversations", "prompt")
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+from .messages import chatlog
+from .rows import is_text, read_rows
+from .tally import Tally, Unusable
 
 
 @dataclass(frozen=True)
 class Conversation:
     """A conversation to be answered.
 
-    `turns` holds for each answer the messages, a user's last, that come between it and the answer before; `labels` are
-    the row's `source` and `domain`, which go with the answers.
+    `turns` holds for each answer the messages, a user's or a tool's last, that come between it and the answer before;
+    `labels` are the row's `source` and `domain`, which go with the answers; `tools` are what the target may call.
     """
 
     id: str
-    turns: list[list[dict[str, str]]]
+    turns: list[list[dict[str, Any]]]
     labels: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Source:
     """Where prompts come from.
 
     Attributes:
-        names: JSONL files, or names (or folders) for `datasets.load_dataset`.
+        names: JSONL files, JSON arrays, or names (or folders) for `datasets.load_dataset`.
         column: holds the messages (also as ShareGPT's `from` and `value`) or one prompt's text; empty: the first of
-            `messages`, `conversations` and `prompt` that a row has.
+            `messages.COLUMNS` that a row has.
         split, subset: of data sets.
         limit: only the first so many rows (0: all); max_turns: only the first so many answers of each (0: all).
     """
@@ -46,34 +46,48 @@ class Source:
     max_turns: int = 0
 
 
-def read_conversations(source: Source) -> list[Conversation]:
-    """The conversations of `source` in its order, each id once; every user message is followed by an answer to come.
+def read_conversations(source: Source, tally: Tally | None = None) -> list[Conversation]:
+    """The conversations of `source` in its order, each id once; what cannot be used goes to `tally`.
 
-    Rows of data sets without `id` are named by split and row number.
+    Every user message and every tool's result is followed by an answer to come. A call in the row whose result is there
+    stays before it, as the context of the answer; whatever else an assistant said is left out.
+
+    Rows of data sets without `id` are named by split and row number, those of files by their content.
 
     Raises:
-        ValueError: for a broken line, a row without `id` or user message, messages that are no text, a role other than
-            system, user and assistant, two different conversations of one id, a data set that cannot be loaded, or no
-            row at all.
+        ValueError: for a data set that cannot be loaded, no row at all or none that can be used, and, if `tally` is
+            strict, for the first that cannot.
     """
-    rows = chain.from_iterable(((name, row) for row in _rows(name, source)) for name in source.names)
+    tally = Tally() if tally is None else tally
+    rows = chain.from_iterable(((name, row) for row in _rows(name, source, tally)) for name in source.names)
     found: dict[str, Conversation] = {}
+    before = tally.total
     for name, row in islice(rows, source.limit or None):
-        conversation = _conversation(name, row, source.column)
-        if source.max_turns:
-            conversation = replace(conversation, turns=conversation.turns[: source.max_turns])
-        if found.setdefault(conversation.id, conversation).turns != conversation.turns:
-            raise ValueError(f"Two different prompts have the id {conversation.id!r}; give every prompt its own.")
+        try:
+            conversation = _conversation(name, row, source.column)
+            if source.max_turns:
+                conversation = replace(conversation, turns=conversation.turns[: source.max_turns])
+            known = found.setdefault(conversation.id, conversation)
+            if (known.turns, known.tools) != (conversation.turns, conversation.tools):
+                raise Unusable(
+                    "another prompt has its id",
+                    f"Two different prompts have the id {conversation.id!r}; give every prompt its own.",
+                )
+        except Unusable as problem:
+            tally.leave_out(problem)
     if not found:
-        raise ValueError(f"There are no rows in {', '.join(source.names)}; give prompts to answer.")
+        names, lost = ", ".join(source.names), tally.total - before
+        if lost:
+            raise ValueError(f"None of {lost} rows in {names} can be used; the first: {tally.first}")
+        raise ValueError(f"There are no rows in {names}; give prompts to answer.")
     return list(found.values())
 
 
-def _rows(name: str, source: Source) -> Iterator[dict[str, Any]]:
+def _rows(name: str, source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
     if not name:
         raise ValueError("The name of the prompts is empty; give a JSONL file, or the name or folder of a data set.")
     if Path(name).is_file() or Path(name).suffix in (".jsonl", ".json", ".ndjson"):
-        yield from read_jsonl(name)
+        yield from read_rows(name, tally)
         return
     if not Path(name).exists() and not _could_be_on_the_hub(name):
         raise ValueError(f"{name} is neither a file nor a folder nor the name of a data set; give one of them.")
@@ -95,29 +109,29 @@ def _could_be_on_the_hub(name: str) -> bool:
 
 
 def _conversation(name: str, row: dict[str, Any], column: str) -> Conversation:
-    if row.get("id") is None:
-        raise ValueError(f"{name}: a row has no `id`, so it could not be resumed; give every prompt its own.")
-    turns: list[list[dict[str, str]]] = []
-    waiting: list[dict[str, str]] = []
-    for message in _messages(name, row, column):
-        if message["role"] not in ("system", "user", "assistant"):
-            raise ValueError(
-                f"{name}: row {row['id']!r} has a message of role {message['role']!r}; regeneration knows system, user "
-                "and assistant: remove the row."
-            )
-        if message["role"] == "assistant":  # to be said anew
+    log = chatlog(name, row, column, answers=False)
+    turns: list[list[dict[str, Any]]] = []
+    waiting: list[dict[str, Any]] = []
+    roles = [message["role"] for message in log.messages]
+    for message, following, second in zip(log.messages, [*roles[1:], ""], [*roles[2:], "", ""], strict=False):
+        if message["role"] == "assistant":
+            if following == "tool" and "problem" in message:
+                raise message["problem"]
+            if following == "tool":  # what it called is answered there: context, and no words of the target's
+                waiting.append({key: message[key] for key in message if key != "reasoning_content"} | {"weight": 0})
             continue
-        waiting.append({"role": message["role"], "content": message["content"]})
-        if message["role"] == "user":
+        waiting.append(message)
+        if message["role"] in ("user", "tool") and following != "tool" and (following, second) != ("assistant", "tool"):
             turns.append(waiting)
             waiting = []
     if not turns:
-        raise ValueError(f"{name}: row {row['id']!r} has no user message; every prompt needs one.")
+        raise Unusable("no user message", f"{name}: row {log.id!r} has no user message; every prompt needs one.")
     labels = {key: row.get(key) for key in ("source", "domain")}
     for key, label in labels.items():
         if not _can_be_kept(label):
-            raise ValueError(f"{name}: row {row['id']!r} has a {key} {label!r}, expected text; mend or remove the row.")
-    return Conversation(str(row["id"]), turns, labels)
+            said = f"{name}: row {log.id!r} has a {key} {label!r}, expected text; mend or remove the row."
+            raise Unusable(f"a {key} that is no text", said)
+    return Conversation(log.id, turns, labels, log.tools)
 
 
 def _can_be_kept(label: Any) -> bool:
@@ -126,28 +140,3 @@ def _can_be_kept(label: Any) -> bool:
         return is_text(json.dumps(label, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def _messages(name: str, row: dict[str, Any], column: str) -> list[dict[str, Any]]:
-    """The row's messages with `role` and `content`, whatever the column calls them."""
-    column = column or next((known for known in COLUMNS if row.get(known)), COLUMNS[0])
-    if column not in row:
-        raise ValueError(
-            f"{name}: row {row['id']!r} has no {column}, only {', '.join(row)}; name the column of messages."
-        )
-    value = row[column]
-    if column != "messages" and is_text(value):
-        value = [{"role": "user", "content": value}]
-    if isinstance(value, list):
-        value = [_plain(message) for message in value]
-    return check_messages(name, {"id": row["id"], column: value}, column)
-
-
-def _plain(message: Any) -> Any:
-    """ShareGPT's keys renamed; what an assistant said or thought is never read, so it may be missing."""
-    if not isinstance(message, dict):
-        return message
-    if "role" not in message and "from" in message:
-        role = message["from"]
-        message = {"role": SHAREGPT_ROLES.get(role, role), "content": message.get("value")}
-    return {"role": "assistant", "content": ""} if message.get("role") == "assistant" else message

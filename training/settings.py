@@ -23,7 +23,7 @@ RECIPES = Path(__file__).parent / "recipes"
 FREE = {
     "output", "states", "micro_batch_size", "gradient_checkpointing", "compile", "blocks_together", "blocks_at_once",
     "save_minutes",
-    "save_every", "keep_states", "log_every", "trackers",
+    "save_every", "keep_states", "log_every", "trackers", "strict",
 }  # fmt: skip
 
 
@@ -33,7 +33,8 @@ class TrainSettings:
 
     Attributes:
         target: folder or Hub id of the frozen target.
-        data: JSONL files of `lilicorr regenerate`.
+        data: JSONL files of `lilicorr regenerate`; strict: stop at a row or answer of them that cannot be used, instead
+            of counting it.
         output: folder for the checkpoint, the log and the state to resume from.
         init: folder of a LiLiCorr checkpoint whose backbone (and head, if of the same type) to start from; without
             one, `from_target` starts the backbone from the target's last layers where they fit.
@@ -99,6 +100,7 @@ class TrainSettings:
     keep_states: int = 2
     log_every: int = 20
     trackers: list[str] = field(default_factory=list)
+    strict: bool = False
 
     def identity(self) -> dict[str, Any]:
         """What must not change between a run and its continuation; processes and micro-batches may."""

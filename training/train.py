@@ -2,26 +2,26 @@
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from ..modeling_lilicorr.head_settings import OPTIONAL, default_head_config
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import sample_blocks
-from .checkpoint import load_state, not_written, save_state, whole_tensor
-from .data import Example, collate, load_examples
+from .checkpoint import load_state, local_floats, not_written, resort_of, save_state, state_tensors, whole_tensor
+from .data import collate
 from .interruption import Interrupted, Signals
 from .layers import apply_layer_options
 from .log import StepLog
@@ -29,11 +29,16 @@ from .manifest import training_data
 from .objective import JointObjective
 from .optimizer import build_optimizer, rate_share, set_rates
 from .processes import add_up, prepare, start_accelerator
+from .progress import Bar, waiting
 from .report import write_report
 from .schedule import Schedule, Share, fingerprint
 from .settings import TrainSettings
+from .sources import report_left_out, training_examples
+from .tally import Tally
 from .target import TargetStates, load_target
 from .warm_start import balance_head, start_from_checkpoint, start_from_target
+
+NONFINITE = "nonfinite-step-"  # files that name a batch a run ended on
 
 
 @dataclass
@@ -60,7 +65,7 @@ def train(settings: TrainSettings) -> Path:
     """Train a drafter; returns the folder of the finished checkpoint. A run started again resumes.
 
     Raises:
-        ValueError: for unusable data or settings, a state of another run, or a loss that is no longer finite.
+        ValueError: for unusable data or settings, a state of another run, or a loss or weights no longer finite.
         OSError: if a state cannot be written; the one before it is kept.
         Interrupted: after a signal, with the state saved.
     """
@@ -69,10 +74,15 @@ def train(settings: TrainSettings) -> Path:
     output = Path(settings.output)
     output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
-    target, tokenizer = load_target(settings.target, settings.dtype)
-    target = target.requires_grad_(False).to(accelerator.device)
-    examples = training_examples(settings, tokenizer)
-    check_vocabulary(examples, target.config.get_text_config().vocab_size, settings.target)
+    others = not accelerator.is_main_process
+    with waiting(f"loading {settings.target}", hidden=others):
+        target, tokenizer = load_target(settings.target, settings.dtype)
+        target = target.requires_grad_(False).to(accelerator.device)
+    tally = Tally(settings.strict)
+    with waiting("reading the answers", hidden=others):
+        examples, mask = training_examples(settings, tokenizer, target.config, tally)
+    if not others:
+        report_left_out(tally)
     schedule = Schedule(
         examples,
         settings.batch_size,
@@ -81,7 +91,7 @@ def train(settings: TrainSettings) -> Path:
         accelerator.num_processes,
         accelerator.process_index,
     )
-    drafter = build_drafter(settings, target, len(tokenizer))
+    drafter = build_drafter(settings, target, mask)
     tokens = sum(sum(example.loss_mask) for example in examples)
     drafter.config.training_data = training_data(settings.data, {"sequences": len(examples), "tokens": tokens})
     apply_layer_options(drafter, settings)
@@ -89,7 +99,7 @@ def train(settings: TrainSettings) -> Path:
     folder = Path(settings.states) if settings.states else None
     states = TargetStates(target, drafter.config.target_layer_ids, folder)
     if folder and accelerator.is_main_process:
-        tqdm.write(states.plan([example.input_ids for example in examples]))
+        print(states.plan([example.input_ids for example in examples]))
     wrapped, optimizer = prepare(accelerator, joint, build_optimizer(drafter, settings))
     total = total_steps(settings, schedule.steps_an_epoch)
     run = Run(settings, accelerator, joint, wrapped, optimizer, states, schedule, StepLog(output), total)
@@ -98,30 +108,15 @@ def train(settings: TrainSettings) -> Path:
     return _finish(run)
 
 
-def training_examples(settings: TrainSettings, tokenizer: Any) -> list[Example]:
-    """The examples of `settings.data`, or as many of them as `settings.max_examples` says."""
-    examples = load_examples(settings.data, tokenizer, settings.max_length, settings.loop_limit)
-    if not settings.max_examples:
-        return examples
-    # Whatever the seed, the same answers: runs that follow each other share their kept states.
-    chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
-    return [examples[i] for i in chosen[: settings.max_examples].tolist()]
-
-
-def check_vocabulary(examples: list[Example], vocabulary: int, target: str) -> None:
-    """Raise a `ValueError` if `examples` hold a token id that `target` lacks."""
-    largest = max(max(example.input_ids) for example in examples)
-    if largest >= vocabulary:
-        raise ValueError(f"The data hold token id {largest}, which {target} lacks; regenerate them with it.")
-
-
 def total_steps(settings: TrainSettings, steps_an_epoch: int) -> int:
     """Optimiser steps of the run."""
     return settings.steps or max(1, round(settings.epochs * steps_an_epoch))
 
 
-def drafter_config(settings: TrainSettings, target_config: Any, tokenizer_size: int) -> LiLiCorrConfig:
+def drafter_config(settings: TrainSettings, target_config: Any, mask_token_id: int) -> LiLiCorrConfig:
     """The drafter that `settings` describe; of `head_config` they need to name only what differs from the papers'.
+
+    `mask_token_id` is that of `choose_mask`.
 
     Raises:
         ValueError: if it cannot work.
@@ -131,10 +126,9 @@ def drafter_config(settings: TrainSettings, target_config: Any, tokenizer_size: 
         given = settings.config | ({"head_config": head} if head else {})
         return LiLiCorrConfig.for_target(
             target_config,
-            tokenizer_size=tokenizer_size,
             head_type=settings.head_type,
             block_size=settings.block_size,
-            **given,
+            **({"mask_token_id": mask_token_id} | given),
         )
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
@@ -153,9 +147,9 @@ def head_config_for(head_type: str, target_config: Any, given: dict[str, Any]) -
     return usual | given if usual else {}
 
 
-def build_drafter(settings: TrainSettings, target: PreTrainedModel, tokenizer_size: int) -> LiLiCorrModel:
+def build_drafter(settings: TrainSettings, target: PreTrainedModel, mask_token_id: int) -> LiLiCorrModel:
     """A fresh fp32 drafter on the target's device, warm-started from `settings.init` where given."""
-    config = drafter_config(settings, target.config, tokenizer_size)
+    config = drafter_config(settings, target.config, mask_token_id)
     try:
         drafter = LiLiCorrModel(config)
     except (TypeError, AttributeError, KeyError) as error:
@@ -177,31 +171,42 @@ def _run(run: Run, signals: Signals) -> None:
         raise ValueError(f"Not every process sees the states in {settings.output}; give a folder that all share.")
     if accelerator.is_main_process:
         run.log.rewind(step, {name.removeprefix("log."): value for name, value in kept.items()})
-        tqdm.write(f"The log is written to {run.log.path}.")
+        print(f"The log is written to {run.log.path}.")
     saved_at = time.monotonic()
-    bar = tqdm(total=run.total, initial=step, desc=settings.head_type, disable=not accelerator.is_main_process)
-    while step < run.total:
-        due = accelerator.is_main_process and time.monotonic() - saved_at > 60 * settings.save_minutes
-        # Processes agree on what only one of them knows.
-        sums = _one_step(run, step, {"save": float(due), "signal": float(signals.number)})
-        save, stop = sums.pop("save"), sums.pop("signal")
-        step += 1
-        bar.update()
-        run.log.add(sums)
-        if step % settings.log_every == 0 or step == run.total:
-            _write_log(run, step, bar)
-        every = settings.save_every and step % settings.save_every == 0
-        if save or stop or every or step == run.total:
-            extra = {f"log.{name}": value for name, value in run.log.sums.items()}
-            drafter, writes = run.joint.drafter, accelerator.is_main_process
-            save_state(
-                Path(settings.output), step, drafter, run.optimizer, run.identity, extra, settings.keep_states, writes
-            )
-            saved_at = time.monotonic()
-        if stop and step < run.total:
-            bar.close()
-            raise Interrupted(signals.number or SIGTERM, step)
-    bar.close()
+    with Bar(run.total, "steps", step, "tokens", hidden=not accelerator.is_main_process) as bar:
+        while step < run.total:
+            due = accelerator.is_main_process and time.monotonic() - saved_at > 60 * settings.save_minutes
+            # Processes agree on what only one of them knows.
+            sums = _one_step(run, step, {"save": float(due), "signal": float(signals.number)})
+            save, stop = sums.pop("save"), sums.pop("signal")
+            step += 1
+            bar.advance(1, sums["tokens"].item())
+            run.log.add(sums)
+            if step % settings.log_every == 0 or step == run.total:
+                _write_log(run, step, bar)
+            every = settings.save_every and step % settings.save_every == 0
+            if save or stop or every or step == run.total:
+                _save(run, step)
+                saved_at = time.monotonic()
+            if stop and step < run.total:
+                raise Interrupted(signals.number or SIGTERM, step)
+
+
+def _save(run: Run, step: int) -> None:
+    """Save the state after `step` steps, if all of it is finite."""
+    settings, drafter = run.settings, run.joint.drafter
+    _check_finite(run, step - 1, state_tensors(drafter, run.optimizer))  # moments too, which overflow before weights do
+    extra = {f"log.{name}": value for name, value in run.log.sums.items()}
+    writes = run.accelerator.is_main_process
+    save_state(Path(settings.output), step, drafter, run.optimizer, run.identity, extra, settings.keep_states, writes)
+
+
+def _check_finite(run: Run, step: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """End the run if the update of `step` left something in `tensors` that is not finite, in any process."""
+    flags = [own.isfinite().all() for _, own in local_floats(tensors)]
+    whole = torch.stack(flags).all() if flags else torch.tensor(True, device=run.accelerator.device)
+    if not bool(run.accelerator.gather(whole.reshape(1)).all()):
+        _stop_on_nonfinite(run, step, "drafter after the update", "not finite")
 
 
 def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]:
@@ -218,7 +223,7 @@ def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]
     progress = step / run.total
     loss = run.joint.loss(totals, totals, progress)
     if not torch.isfinite(loss):
-        _stop_on_nonfinite(run, step, "loss", loss.item())
+        _stop_on_nonfinite(run, step, "loss", str(loss.item()))
     for number, (share, tensors) in enumerate(zip(shares, inputs, strict=True), 1):
         last = number == len(shares)
         with nullcontext() if last else accelerator.no_sync(run.wrapped):
@@ -228,10 +233,11 @@ def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]
     norm = accelerator.clip_grad_norm_(run.wrapped.parameters(), settings.clip)
     norm = whole_tensor(norm)
     if not torch.isfinite(norm):
-        _stop_on_nonfinite(run, step, "gradient norm", norm.item())
+        _stop_on_nonfinite(run, step, "gradient norm", str(norm.item()))
     set_rates(run.optimizer, rate_share(step, run.total, settings.warmup, settings.final_rate))
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
+    _check_finite(run, step, run.joint.drafter.named_parameters())
     tokens = sum(len(run.schedule.examples[i]) for i in run.schedule.batch(step))
     return totals | {"tokens": torch.tensor(float(tokens)), "grad_norm": norm.detach(), "steps": torch.tensor(1.0)}
 
@@ -251,20 +257,21 @@ def _forward(run: Run, step: int, share: Share, inputs: tuple[Any, ...]) -> dict
     return run.wrapped(*inputs)
 
 
-def _stop_on_nonfinite(run: Run, step: int, what: str, value: float) -> None:
-    """Leave a file that names the batch, and end the run; the last saved state is older and stays."""
+def _stop_on_nonfinite(run: Run, step: int, what: str, value: str) -> NoReturn:
+    """Leave a file that names the batch, and end the run; nothing of this step is saved."""
     ids = [run.schedule.examples[i].id for i in run.schedule.batch(step)]
-    path = Path(run.settings.output) / f"nonfinite-step-{step:08d}.json"
+    output = Path(run.settings.output)
+    path = output / f"{NONFINITE}{step:08d}.json"
     if run.accelerator.is_main_process:
-        path.write_text(json.dumps({"step": step, what: str(value), "ids": ids}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"step": step, what: value, "ids": ids}, indent=1) + "\n", encoding="utf-8")
     shown = ", ".join(ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
     raise ValueError(
-        f"The {what} is {value} at step {step} on {shown} ({path.name} names all): the last saved state is kept; look "
-        "at these examples or lower the learning rate."
+        f"The {what} is {value} at step {step} on {shown} ({path.name} names all): {resort_of(output)}; look at these "
+        "examples or lower the learning rate."
     )
 
 
-def _write_log(run: Run, step: int, bar: Any) -> None:
+def _write_log(run: Run, step: int, bar: Bar) -> None:
     """A line in `log.jsonl`, for the trackers and beside the progress bar."""
     if not run.accelerator.is_main_process:
         run.log.sums = {}
@@ -272,15 +279,16 @@ def _write_log(run: Run, step: int, bar: Any) -> None:
     steps = run.log.sums.pop("steps")
     run.log.sums["grad_norm"] = run.log.sums["grad_norm"] / steps
     rates = [group["lr"] for group in run.optimizer.param_groups]
-    line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.schedule.steps_an_epoch, seconds=time.time())
+    line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.schedule.steps_an_epoch, unix_time=time.time())
     run.accelerator.log({name: value for name, value in line.items() if isinstance(value, float)}, step=step)
     shown = {k: f"{v:.2f}" for k, v in line.items() if k.endswith("length") or k == "dflash"}
-    bar.set_postfix(shown | {"tok/s": f"{line['tokens_per_second']:.0f}"})
+    bar.note = ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 def _finish(run: Run) -> Path:
     """Write the bf16 checkpoint and the report; returns the checkpoint's folder."""
-    finished = Path(run.settings.output) / "checkpoint"
+    output = Path(run.settings.output)
+    finished = output / "checkpoint"
     trained = run.joint.drafter.state_dict()
     tensors = {name: whole_tensor(tensor).to("cpu", torch.bfloat16) for name, tensor in trained.items()}
     if run.accelerator.is_main_process:
@@ -289,9 +297,11 @@ def _finish(run: Run) -> Path:
         try:
             plain.save_pretrained(finished)
         except (OSError, SafetensorError) as error:
-            raise not_written("The checkpoint", finished, error) from error
+            raise not_written("The checkpoint", finished, error, resort_of(output)) from error
         if run.log.path.exists():
-            write_report(Path(run.settings.output))
+            write_report(output)
+        for told in output.glob(f"{NONFINITE}*.json"):  # of an earlier attempt
+            told.unlink()
     run.accelerator.wait_for_everyone()
     run.accelerator.end_training()
     return finished

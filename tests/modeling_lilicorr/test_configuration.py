@@ -204,7 +204,7 @@ def test_the_mask_is_the_pad_row_where_the_embedding_has_no_unused_row() -> None
 def test_no_mask_is_guessed_where_the_pad_token_is_missing_or_ends_texts(pad, eos) -> None:
     target = llama(eos_token_id=eos)
     target.pad_token_id = pad
-    with pytest.raises(ValueError, match=r"pass mask_token_id=.* or tokenizer_size=len"):
+    with pytest.raises(ValueError, match=r"pass mask_token_id=.* or tokenizer_size=max"):
         LiLiCorrConfig.for_target(target)
     assert LiLiCorrConfig.for_target(target, mask_token_id=11).mask_token_id == 11
 

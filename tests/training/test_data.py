@@ -5,6 +5,7 @@ from lilicorr.training.chat import Chat
 from lilicorr.training.data import Example, batches, collate, cut_loop, load_examples
 from lilicorr.training.manifest import Manifest
 from lilicorr.training.rows import read_jsonl
+from lilicorr.training.tally import Tally
 from transformers import AutoTokenizer
 
 
@@ -72,7 +73,9 @@ def test_row_56_every_answer_of_a_conversation_is_supervised(tmp_path, target_fo
     for row in (two_turns(), two_turns(**ids)):
         (example,) = load_examples([write_rows(tmp_path / "a.jsonl", [row])], tokenizer, 64)
         assert supervised(example, tokenizer) == whole
-        (cut,) = load_examples([tmp_path / "a.jsonl"], tokenizer, 13)
+        tally = Tally()
+        (cut,) = load_examples([tmp_path / "a.jsonl"], tokenizer, 13, tally=tally)
+        assert tally.counts == {"an answer that begins too late in 13 tokens (max_length)": 1}
         assert supervised(cut, tokenizer) == whole[: whole.index(" user : w3")]
 
 
@@ -150,7 +153,9 @@ def test_row_56_a_template_that_leaves_nothing_to_supervise_is_shown(tmp_path, w
         "{% endfor %}{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
     )
     path = write_rows(tmp_path / "a.jsonl", [answer_row()])
-    with pytest.raises(ValueError, match=r"no token to supervise.*row 'a', is 'user : w0 </s> assistant :  </s> '"):
+    with pytest.raises(
+        ValueError, match=r"row 'a' leaves no token to supervise.* is 'user : w0 </s> assistant :  </s> '"
+    ):
         load_examples([path], word_tokenizer(silent), 64)
     write_rows(path, [answer_row(), answer_row(output_ids=[8, 1])])
     with pytest.warns(UserWarning, match="1 answers are left out"):
@@ -198,9 +203,9 @@ def test_row_that_ends_without_an_answer_is_refused(tmp_path, target_folder):
         (
             [answer_row(output_ids=[9])],
             64,
-            "1 with fewer than the two tokens that a block needs, 0 that begin too late",
+            "an answer with fewer than the two tokens that a block needs: 1 ",
         ),
-        ([answer_row(output_ids=[9, 8, 7])] * 2, 6, r"0 with .*, 2 that begin too late in 6 tokens \(max_length\)"),
+        ([answer_row(output_ids=[9, 8, 7])] * 2, 6, r"an answer that begins too late in 6 tokens \(max_length\): 2 "),
     ],
 )
 def test_why_no_answer_can_be_used_is_said(tmp_path, target_folder, rows, max_length, said):

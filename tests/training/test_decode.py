@@ -79,7 +79,7 @@ def test_row_52_a_prompt_whose_logits_are_nan_is_given_up_alone(target, ending_t
     words = {"good": "w1 w2", "bad": "w6", "fine": "w3"}
     asked = [Conversation(name, [[{"role": "user", "content": text}]], {}) for name, text in words.items()]
     found = {d.conversation.id: d for d in TargetAnswers(target, chat, Decoding(4), batch_size=3)(asked)}
-    assert found["bad"].skipped == "the target's logits are NaN" and not found["bad"].answers
+    assert found["bad"].skipped.reason == "logits that are NaN" and not found["bad"].answers
     assert found["good"].answers and found["fine"].answers
 
 

@@ -63,7 +63,7 @@ def assert_close_runs(ours, theirs):
     lines = [[json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()] for run in (ours, theirs)]
     for a, b in zip(*lines, strict=True):
         assert a.keys() == b.keys()
-        for name in a.keys() - {"seconds", "tokens_per_second"}:
+        for name in a.keys() - {"unix_time", "tokens_per_second"}:
             assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), (a["step"], name)
     a, b = load_file(kept_states(ours)[0]), load_file(kept_states(theirs)[0])
     assert a.keys() == b.keys()

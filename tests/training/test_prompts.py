@@ -47,7 +47,7 @@ def test_other_columns_of_prompts(tmp_path, row, column):
 @pytest.mark.parametrize(
     ("row", "column", "message"),
     [
-        ({"messages": said(("user", "a"), ("tool", "42"))}, "", "a message of role 'tool'"),
+        ({"messages": said(("user", "a"), ("critic", "42"))}, "", "a message of role 'critic'"),
         ({"text": "a"}, "", "has no messages, only id, text; name the column"),
         ({"messages": "a"}, "", "has a message 'a', expected a list"),
         ({"prompt": 5}, "prompt", "has a message '5'"),

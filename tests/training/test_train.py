@@ -9,10 +9,12 @@ from lilicorr.training import loss_lilicorr as loss_module
 from lilicorr.training import train as train_module
 from lilicorr.training.checkpoint import kept_states
 from lilicorr.training.losses import Objective
-from lilicorr.training.train import drafter_config, train
+from lilicorr.training.sources import training_examples
+from lilicorr.training.tally import Tally
+from lilicorr.training.train import train
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig
 
 
 def log_of(output):
@@ -124,8 +126,10 @@ def test_row_53_and_54_the_mask_token_is_a_row_of_the_target_and_ends_no_text(tm
     with pytest.raises(ValueError, match=r"mask_token_id 64 is not a row of the target's embedding \(0 … 63\)"):
         train(make_settings(tmp_path, config=bad, head_type="none"))
     config = LlamaConfig(vocab_size=64, num_hidden_layers=6, pad_token_id=2, eos_token_id=2)
-    with pytest.raises(ValueError, match="pass mask_token_id"):
-        drafter_config(make_settings(tmp_path, config={}, head_type="none"), config, 64)
+    settings = make_settings(tmp_path, config={}, head_type="none")
+    tokenizer = AutoTokenizer.from_pretrained(settings.target)
+    with pytest.raises(ValueError, match=r"row of .* is in use .* \(--set config\.mask_token_id=ID\)"):
+        training_examples(settings, tokenizer, config, Tally())
 
 
 def test_a_frozen_backbone_keeps_its_weights_and_the_head_learns(tmp_path, make_settings):

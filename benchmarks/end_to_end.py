@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from lilicorr.evaluation.arms import PLAIN, WHOLE, Measured, arms_of, ask, differences, named_folders
+from lilicorr.evaluation.arms import Measured, arms_of, ask, differences
 from lilicorr.evaluation.compare import decoding_options, encode, warm_up
 from lilicorr.evaluation.files import writable, write_json
 from lilicorr.evaluation.loading import LoadingError, Pair, load_pair
 from lilicorr.evaluation.machine import machine
 from lilicorr.evaluation.metrics import loops
+from lilicorr.evaluation.names import PLAIN, WHOLE, named_folders
 from lilicorr.evaluation.sets import choose, load_sets
 from lilicorr.evaluation.summary import arm_figures
 from lilicorr.hub.targets import TargetUnavailableError, smollm2

@@ -166,9 +166,9 @@ def test_difference_reports_the_logit_gap(folders):
 
 def test_auto_dtype_follows_the_hardware(monkeypatch):
     cpu = torch.device("cpu")
-    monkeypatch.setattr("lilicorr.evaluation.loading._cpu_has", lambda check: False)
+    monkeypatch.setattr("lilicorr.hub.precision._cpu_has", lambda check: False)
     assert resolve_dtype("auto", cpu) is torch.float32 and resolve_dtype("bf16", cpu) is torch.bfloat16
-    monkeypatch.setattr("lilicorr.evaluation.loading._cpu_has", lambda check: "amx" in check)
+    monkeypatch.setattr("lilicorr.hub.precision._cpu_has", lambda check: "amx" in check)
     assert resolve_dtype("auto", cpu) is torch.bfloat16 and resolve_dtype("fp32", cpu) is torch.float32
     with pytest.raises(LoadingError, match="fp64"):
         resolve_dtype("fp64", cpu)
@@ -205,5 +205,5 @@ def test_regenerate_needs_a_chat_template(folders, tmp_path):
     arguments = ["regenerate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o"), "--target"]
     assert_one_sentence(runner.invoke(app, [*arguments, str(folders / "target")]), "has no chat template")
     assert not (tmp_path / "o").exists()
-    wrong = ["x", "--top-k", "5"]
+    wrong = [str(folders / "target"), "--top-k", "5"]
     assert_one_sentence(runner.invoke(app, [*arguments, *wrong]), "need a temperature above 0")

@@ -10,7 +10,6 @@ from .data import Example
 from .memory import step_memory
 from .schedule import Schedule
 from .settings import TrainSettings
-from .target import DTYPES
 from .train import check_vocabulary, drafter_config, total_steps, training_examples
 
 OPEN, CLOSE = "⟦", "⟧"  # around what is supervised
@@ -23,8 +22,6 @@ def describe(settings: TrainSettings) -> str:
         ValueError: for settings, a target or data that training would refuse.
     """
     settings.validate()
-    if settings.dtype not in DTYPES:
-        raise ValueError(f"dtype is {settings.dtype!r}, expected one of {', '.join(DTYPES)}.")
     try:
         target_config = AutoConfig.from_pretrained(settings.target)
         tokenizer = AutoTokenizer.from_pretrained(settings.target)

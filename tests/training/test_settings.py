@@ -49,8 +49,12 @@ def test_options_win_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step: 5", "sets 'step', which is none of target"),
-        ("objective: {delta: 1}", "sets 'delta', which is none of beta"),
+        ("step: 5", "sets 'step'; did you mean steps?"),
+        ("wings: 5", "sets 'wings', which is none of target"),
+        ("mask_token_id: 5", "sets 'mask_token_id', which is config.mask_token_id: --set config.mask_token_id=…"),
+        ("penalty: 5", "which is objective.penalty"),
+        ("num_candidates: 5", "which is config.head_config.num_candidates"),
+        ("objective: {delta: 1}", "sets 'delta'; did you mean beta?"),
         ("- 1", "holds list, expected a mapping"),
         ("a: [", "is not valid YAML"),
         ("steps: abc", "steps is 'abc', expected int"),

@@ -15,7 +15,7 @@ from .evaluation.replay_command import replayed
 from .hub.precision import check_dtype
 from .hub.sources import check_files, check_models
 from .hub.targets import TargetUnavailableError, smollm2
-from .hub.terminal import as_text, one_sentence, print_in_any_encoding, stop, waiting
+from .hub.terminal import as_text, loading, one_sentence, print_in_any_encoding, stop, waiting
 from .training.command import sentence, train
 
 if TYPE_CHECKING:  # what needs torch is imported when the command line has been understood
@@ -233,7 +233,7 @@ def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code:
     with one_sentence():
         check_models(target, [drafter], dtype)
         source = target or _embedded_target()
-        with waiting("Loading target and drafter"):
+        with loading("Loading target and drafter", source, drafter):
             from .evaluation.loading import load_pair
 
             return load_pair(

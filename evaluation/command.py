@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ..hub.sources import check_models
 from ..hub.targets import smollm2
-from ..hub.terminal import counting, one_sentence, waiting
+from ..hub.terminal import counting, loading, one_sentence, waiting
 from .files import writable
 from .names import named_folders
 from .sets import choose, load_sets
@@ -50,7 +50,7 @@ def evaluate(
         questions = choose(load_sets(data, names), prompts)
         check_models(target, folders.values(), dtype)
         source = target or str(smollm2())
-        with waiting("Loading target and drafters"):
+        with loading("Loading target and drafters", source, *folders.values()):
             from ..training.decode import check_temperature
             from .journal import Journal
             from .loading import load_pair

@@ -79,6 +79,11 @@ def load_pair(
     assert lilicorr.LiLiCorrModel  # its classes are registered now, which the command line leaves for later
     place = resolve_device(device)
     options: dict[str, Any] = {"dtype": resolve_dtype(dtype, place), "trust_remote_code": trust_remote_code}
+    try:
+        for role, source in [("target", target), *(("drafter", path) for path in drafters.values())]:
+            check_model(role, source)
+    except ValueError as error:
+        raise LoadingError(str(error)) from None
     tokenizer = _load(AutoTokenizer, "tokenizer", target, trust_remote_code=trust_remote_code)
     model = _load(AutoModelForCausalLM, "target", target, **options)
     loaded = {name: _load(AutoModel, "drafter", path, **options) for name, path in drafters.items()}
@@ -93,10 +98,6 @@ def load_pair(
 
 
 def _load(auto: Any, role: str, source: str | Path, **options: Any) -> Any:
-    try:
-        check_model(role, source)
-    except ValueError as error:
-        raise LoadingError(str(error)) from None
     try:
         return auto.from_pretrained(str(source), **options)
     # Files that are missing, torn or of another kind, wrong settings, tensors of other sizes, a package that is needed.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..hub.sources import check_files, check_models
 from ..hub.targets import smollm2
-from ..hub.terminal import counting, one_sentence, waiting
+from ..hub.terminal import loading, one_sentence, tracked
 from .command import ROWS
 from .files import writable
 from .journal import Journal
@@ -52,7 +52,7 @@ def replayed(
             raise ValueError(f"--output {output} cannot be written; name a folder that can.")
         check_models(target, folders.values(), dtype)
         source = target or str(smollm2())
-        with waiting("Loading target, drafters and answers"):
+        with loading("Loading target, drafters and answers", source, *folders.values()):
             from .loading import load_pair
             from .machine import models
             from .replay_report import replay_report, write_replay_report
@@ -61,11 +61,9 @@ def replayed(
             texts = dict(texts_of(files, pair, max_length))
             settings = models(pair, target or "SmolLM2-135M-Instruct", folders, source)
         journal = Journal(output / ROWS, settings | {"num_assistant_tokens": num_assistant_tokens})
-        with counting("answers", len(texts)) as advance:
-            for key, (name, text) in texts.items():
-                if key not in journal.rows:
-                    journal.add({"key": key, "set": name, **replay_row(pair, text, num_assistant_tokens)})
-                advance(1)
+        for key, (name, text) in tracked(texts.items(), "answers"):
+            if key not in journal.rows:
+                journal.add({"key": key, "set": name, **replay_row(pair, text, num_assistant_tokens)})
         rows = [_whole(journal.rows[key], folders) for key in texts]
         path = write_replay_report(output, replay_report(journal.settings, rows))
     Console().print(f"report in {path}", markup=False, soft_wrap=True)

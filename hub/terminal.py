@@ -8,8 +8,9 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import typer
 from rich.console import Console
@@ -23,9 +24,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+Item = TypeVar("Item")
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # as torch says it, of a GPU and of a CPU
 LINE_SECONDS = 10.0  # between the lines that stand for a bar where there is no terminal
-PLAIN_SIGNS = str.maketrans("✓✗×…·–—→⏎⇥⟦⟧≤µτ“”", "+xx..-->|>[]<ut''")  # one for one, so that columns stay straight
+PLAIN_SIGNS = str.maketrans("✓✗×…·–—─━→⏎⇥⟦⟧≤µτ“”", "+xx..---->|>[]<ut''")  # one for one, so that columns stay straight
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:
@@ -115,6 +117,22 @@ def waiting(what: str, still: bool = False) -> Iterator[None]:
 
 
 @contextmanager
+def loading(what: str, *sources: object) -> Iterator[None]:
+    """`waiting` while models are loaded; where one of `sources` is fetched, bars of Transformers and Hub show.
+
+    Args:
+        sources: folders or repositories that are loaded.
+    """
+    local = all(os.path.isdir(str(source)) for source in sources)
+    with waiting(what, still=not local):
+        if local:
+            from transformers.utils.logging import disable_progress_bar
+
+            disable_progress_bar()
+        yield
+
+
+@contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar over `total` steps on stderr; where there is no terminal, lines at its start, now and then, at its end.
 
@@ -144,3 +162,11 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
         if not console.is_terminal:
             console.print(progress.get_renderable())
         yield advance
+
+
+def tracked(items: Collection[Item], what: str) -> Iterator[Item]:
+    """`items` one by one, with the bar of `counting`."""
+    with counting(what, len(items)) as advance:
+        for item in items:
+            yield item
+            advance(1)

@@ -32,9 +32,10 @@ def __getattr__(name: str) -> Any:
 
 def _open() -> None:
     """Import what `__all__` names, and torch and transformers with it; register it with the Auto classes."""
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     from .candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
+    from .hub.no_tokenizer import NoTokenizer
     from .modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
     from .modeling_lilicorr.dflash import DraftCache
     from .modeling_lilicorr.lattice import Draft, Lattice
@@ -44,6 +45,7 @@ def _open() -> None:
     globals().update({each.__name__: each for each in face})
     AutoConfig.register(LiLiCorrConfig.model_type, LiLiCorrConfig, exist_ok=True)
     AutoModel.register(LiLiCorrConfig, LiLiCorrModel, exist_ok=True)
+    AutoTokenizer.register(LiLiCorrConfig, NoTokenizer, exist_ok=True)
 
 
 def _is_command_line() -> bool:

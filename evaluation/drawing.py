@@ -12,7 +12,7 @@ from .blocks import DrawnBlock
 from .compare import Comparison
 from .metrics import Trace, acceptance_length
 
-PROMPT_WIDTH = 14
+PROMPT_WIDTH = 9  # with it all columns fit into a terminal of 80
 TIE = 64  # roundings of one part in the dtype's precision that a logit of up to 16 may have gathered: 0.5 in bf16
 
 
@@ -24,10 +24,9 @@ def comparison_table(comparisons: Sequence[Comparison], dtype: torch.dtype = tor
     """
     table = Table(title="plain generate against assistant_model=drafter")
     table.add_column("prompt", max_width=PROMPT_WIDTH, no_wrap=True, overflow="ellipsis")
-    for name in ("tokens", "plain tok/s", "assisted tok/s", "speed-up", "acceptance length"):
-        longest = max(map(len, name.split()))  # headers wrap at words; in a narrow terminal the prompt gives way
-        table.add_column(name, justify="right", min_width=longest)
-    table.add_column("output", min_width=max([6, *(len(verdict(c, dtype).plain) for c in comparisons)]))
+    for name in ("tokens", "plain\ntok/s", "assisted\ntok/s", "speed-up", "acceptance\nlength"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("output", no_wrap=True)
     for comparison in comparisons:
         plain, assisted = comparison.plain, comparison.assisted
         table.add_row(
@@ -62,13 +61,12 @@ def _length(traces: Sequence[Trace]) -> str:
 
 
 def verdict(comparison: Comparison, dtype: torch.dtype = torch.float32) -> Text:
-    """Whether the two outputs agree, or where they part; `explain_differences` says why."""
+    """Whether the two outputs agree; `explain_differences` says where and why they do not."""
     if comparison.equal is None:
         return Text("sampled", style="dim")
     if comparison.difference is None:
         return Text("equal", style="green")
-    where = f"at {comparison.difference.index + 1}"
-    return Text(f"tie {where}", "yellow") if _is_tie(comparison, dtype) else Text(f"differs {where}", "red")
+    return Text("tie", "yellow") if _is_tie(comparison, dtype) else Text("differs", "red")
 
 
 def _is_tie(comparison: Comparison, dtype: torch.dtype) -> bool:

@@ -41,7 +41,7 @@ def test_generate_shows_table_and_block(folders, head, monkeypatch):
     options = ["--prompt", "abc", "--prompt", "hello", "--max-new-tokens", 24, "--dtype", "fp32", "--device", "cpu"]
     result = generate(*options, target=folders / "target", drafter=folders / head)
     assert result.exit_code == 0, result.output
-    assert "plain tok/s" in result.output and "acceptance length" in result.output
+    assert "assisted" in result.output and "acceptance" in result.output
     assert "2 of 2 equal" in result.output
     assert "one block: the walk" in result.output
     assert re.search(r"\d of 4 drafts accepted", result.output)

@@ -15,7 +15,8 @@ from .evaluation.replay_command import replayed
 from .hub.precision import check_dtype
 from .hub.sources import check_files, check_models
 from .hub.targets import TargetUnavailableError, smollm2
-from .hub.terminal import as_text, loading, one_sentence, print_in_any_encoding, stop, waiting
+from .hub.terminal import as_text, loading, one_sentence, print_in_any_encoding, waiting
+from .hub.terminal import stop as _stop
 from .training.command import sentence, train
 
 if TYPE_CHECKING:  # what needs torch is imported when the command line has been understood
@@ -40,7 +41,7 @@ class Verbs(TyperGroup):
         try:
             return super().main(as_text(sys.argv[1:] if args is None else args), *rest, **options)
         except ValueError as error:
-            raise SystemExit(stop(error).exit_code) from None
+            raise SystemExit(_stop(error).exit_code) from None
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Read the options before a verb."""
@@ -58,7 +59,7 @@ def _one_sentence_usage(call: Callable[[], Any]) -> Any:
         if not error.format_message():  # no arguments at all: the help says it
             raise
         command = error.ctx.command_path if error.ctx else "lilicorr"
-        raise stop(f"{error.format_message().rstrip('.')}; see {command} --help.", 2) from None
+        raise _stop(f"{error.format_message().rstrip('.')}; see {command} --help.", 2) from None
 
 
 app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -90,7 +91,7 @@ def demo(
     """Answer a few prompts with SmolLM2-135M-Instruct and the drafter that comes along; show what it gains."""
     if not drafter.is_dir():
         lack = "is not a folder" if drafter.exists() else "does not exist"
-        raise stop(f"The drafter folder {drafter} {lack}; train one or pass --drafter <folder>.")
+        raise _stop(f"The drafter folder {drafter} {lack}; train one or pass --drafter <folder>.")
     pair = _load("", str(drafter), dtype, device, trust_remote_code=False)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature=0.0, seed=0)
 
@@ -109,7 +110,7 @@ def generate(
 ) -> None:
     """Answer prompts with any pair of target and drafter, compare with plain decoding, draw one block."""
     if target and not drafter:
-        raise stop(f"--target names {target}, but no --drafter belongs to it; give both, or neither for the one here.")
+        raise _stop(f"--target names {target}, but no --drafter belongs to it; give both, or neither for the one here.")
     pair = _load(target, drafter or str(EMBEDDED_DRAFTER), dtype, device, trust_remote_code)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature, seed)
 
@@ -283,9 +284,6 @@ def _show(pair: "Pair", prompts: list[str], max_new_tokens: int, temperature: fl
     if block is not None:
         console.print(lattice_table(block, tokenizer, shown=max(2, min(8, (console.width - 46) // 15))))
     console.print(f"{str(target.dtype).removeprefix('torch.')} on {target.device}", style="dim")
-
-
-_stop = stop
 
 
 if __name__ == "__main__":

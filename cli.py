@@ -1,22 +1,26 @@
 """`lilicorr <verb>`: each verb parses its arguments, calls one room, and prints."""
 
 import json
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from transformers import TextStreamer
-from transformers.utils.logging import disable_progress_bar
+from typer.core import TyperGroup
 
-from .evaluation.blocks import draw_block
 from .evaluation.command import evaluate
-from .evaluation.compare import Comparison, answer, compare, decoding_options, encode, warm_up
-from .evaluation.drawing import comparison_table, lattice_table
-from .evaluation.loading import LoadingError, Pair, load_pair
 from .evaluation.replay_command import replayed
+from .hub.precision import check_dtype
+from .hub.sources import check_files, check_models
 from .hub.targets import TargetUnavailableError, smollm2
+from .hub.terminal import as_text, loading, one_sentence, print_in_any_encoding, waiting
+from .hub.terminal import stop as _stop
 from .training.command import sentence, train
+
+if TYPE_CHECKING:  # what needs torch is imported when the command line has been understood
+    from .evaluation.loading import Pair
 
 EMBEDDED_DRAFTER = Path(__file__).parent / "hub" / "checkpoints" / "lilicorr-smollm2-135m-instruct"
 DEMO_PROMPTS = [
@@ -25,19 +29,53 @@ DEMO_PROMPTS = [
     "Explain in simple words why the sky is blue.",
 ]
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, or typer's own copy of it
+
+
+class Verbs(TyperGroup):
+    """The verbs: what is wrong with a command line is one sentence, and consoles of any encoding can print it."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        """Run a verb; typer's own `main` with that."""
+        print_in_any_encoding()
+        try:
+            return super().main(as_text(sys.argv[1:] if args is None else args), *rest, **options)
+        except ValueError as error:
+            raise SystemExit(_stop(error).exit_code) from None
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Read the options before a verb."""
+        return _one_sentence_usage(lambda: super(Verbs, self).make_context(info_name, args, parent, **extra))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb that `ctx` names."""
+        return _one_sentence_usage(lambda: super(Verbs, self).invoke(ctx))
+
+
+def _one_sentence_usage(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except UsageError as error:
+        if not error.format_message():  # no arguments at all: the help says it
+            raise
+        command = error.ctx.command_path if error.ctx else "lilicorr"
+        raise _stop(f"{error.format_message().rstrip('.')}; see {command} --help.", 2) from None
+
+
+app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_show_locals=False)
 console = Console()
 
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", help="A user message; may be given several times.")]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens of each answer at most.")]
-Dtype = Annotated[str, typer.Option(help="auto, fp32 or bf16; auto is bf16 only where the hardware is fast at it.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto, fp32, bf16 or fp16; auto is bf16 only where the hardware is fast at it.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 
 
 @app.callback()
-def quiet() -> None:
+def lilicorr() -> None:
     """Lossless speculative decoding inside Transformers."""
-    disable_progress_bar()
 
 
 @app.command()
@@ -47,21 +85,20 @@ def demo(
         Path, typer.Option(help="A drafter of SmolLM2-135M-Instruct to use instead.")
     ] = EMBEDDED_DRAFTER,
     max_new_tokens: NewTokens = 128,
-    dtype: Dtype = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16; in fp32 outputs are equal.")] = "fp32",
     device: Device = "auto",
 ) -> None:
     """Answer a few prompts with SmolLM2-135M-Instruct and the drafter that comes along; show what it gains."""
     if not drafter.is_dir():
         lack = "is not a folder" if drafter.exists() else "does not exist"
         raise _stop(f"The drafter folder {drafter} {lack}; train one or pass --drafter <folder>.")
-    target = _embedded_target()
-    pair = _load(target, str(drafter), dtype, device, trust_remote_code=False)
+    pair = _load("", str(drafter), dtype, device, trust_remote_code=False)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature=0.0, seed=0)
 
 
 @app.command()
 def generate(
-    drafter: Annotated[str, typer.Option(help="Folder or repository of the drafter.")],
+    drafter: Annotated[str, typer.Option(help="Folder or repository; unset: SmolLM2-135M-Instruct's own.")] = "",
     target: Annotated[str, typer.Option(help="Folder or repository of its target; unset: SmolLM2-135M-Instruct.")] = "",
     prompt: Prompts = None,
     max_new_tokens: NewTokens = 128,
@@ -72,16 +109,46 @@ def generate(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
 ) -> None:
     """Answer prompts with any pair of target and drafter, compare with plain decoding, draw one block."""
-    pair = _load(target or _embedded_target(), drafter, dtype, device, trust_remote_code)
+    if target and not drafter:
+        raise _stop(f"--target names {target}, but no --drafter belongs to it; give both, or neither for the one here.")
+    pair = _load(target, drafter or str(EMBEDDED_DRAFTER), dtype, device, trust_remote_code)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature, seed)
+
+
+def _prompt_files(prompts: list[str]) -> list[str]:
+    """Answer at once for files that are not there; a name without such an ending may be a data set's."""
+    with one_sentence():
+        check_files(name for name in prompts if Path(name).is_file() or Path(name).suffix in (".jsonl", ".json"))
+    return prompts
+
+
+def _target_folder(target: str) -> str:
+    with one_sentence():
+        check_models(target, [])
+    return target
+
+
+def _known_dtype(dtype: str) -> str:
+    with one_sentence():
+        check_dtype(dtype)
+    return dtype
 
 
 @app.command()
 def regenerate(
-    prompts: Annotated[list[str], typer.Argument(help="JSONL files of rows with `messages`, or data sets.")],
+    prompts: Annotated[
+        list[str],
+        typer.Argument(
+            help="JSONL files of rows with `messages`, or data sets.", callback=_prompt_files, is_eager=True
+        ),
+    ],
     output: Annotated[str, typer.Option(help="JSONL file to append answers to; what it holds is not made again.")],
     target: Annotated[
-        str, typer.Option(help="Folder or repository of the target; unset: --model, else SmolLM2-135M-Instruct.")
+        str,
+        typer.Option(
+            help="Folder or repository of the target; unset: --model, else SmolLM2-135M-Instruct.",
+            callback=_target_folder,
+        ),
     ] = "",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer at most.")] = 256,
     max_context: Annotated[int, typer.Option(min=0, help="Tokens of prompt and answer; 0: the target's limit.")] = 0,
@@ -98,7 +165,7 @@ def regenerate(
     subset: Annotated[str, typer.Option(help="Subset of data sets.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Read only the first so many prompts; 0: all.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 32,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.", callback=_known_dtype)] = "bf16",
     endpoint: Annotated[str, typer.Option(help="OpenAI-compatible server to answer instead: http://…/v1.")] = "",
     model: Annotated[str, typer.Option(help="Name by which the endpoint serves the target.")] = "",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time to the endpoint.")] = 32,
@@ -158,32 +225,44 @@ app.command("replay")(replayed)
 
 def _embedded_target() -> str:
     try:
-        with console.status("Preparing SmolLM2-135M-Instruct (the first time: a download of 93 MB)"):
-            return str(smollm2())
+        return str(smollm2())
     except TargetUnavailableError as error:
         raise _stop(str(error)) from None
 
 
-def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> Pair:
-    try:
-        return load_pair(target, {"drafter": drafter}, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    except LoadingError as error:
-        raise _stop(str(error)) from None
+def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> "Pair":
+    """Target (empty: the embedded one) and drafter, looked at before anything large is imported or fetched."""
+    with one_sentence():
+        check_models(target, [drafter], dtype)
+        source = target or _embedded_target()
+        with loading("Loading target and drafter", source, drafter):
+            from .evaluation.loading import load_pair
+
+            return load_pair(
+                source, {"drafter": drafter}, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+            )
 
 
-def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: float, seed: int) -> None:
+def _show(pair: "Pair", prompts: list[str], max_new_tokens: int, temperature: float, seed: int) -> None:
     """Stream every assisted answer, then time both ways without a streamer, then print the table and one block."""
+    from transformers import TextStreamer
+
+    from .evaluation.blocks import draw_block
+    from .evaluation.compare import Comparison, answer, compare, decoding_options, encode, warm_up
+    from .evaluation.drawing import comparison_table, explain_differences, lattice_table
+
     target, tokenizer, drafter = pair.target, pair.tokenizer, pair.drafters["drafter"]
     comparisons: list[Comparison] = []
-    try:
+    with one_sentence():
         options = decoding_options(max_new_tokens, temperature)
-        warm_up(target, [drafter], encode(tokenizer, prompts[0], target.device))
+        with waiting("Warming up"):
+            warm_up(target, [drafter], encode(tokenizer, prompts[0], target.device))
         for number, text in enumerate(prompts):
             console.rule(f"prompt {number + 1} of {len(prompts)}")
             console.print(text, style="bold", markup=False)
             streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             answer(target, encode(tokenizer, text, target.device), drafter, seed=seed, streamer=streamer, **options)
-            with console.status("timing plain and assisted generation"):
+            with waiting("Answering again, with and without the drafter, to time both"):
                 comparisons.append(
                     compare(
                         target,
@@ -199,19 +278,13 @@ def _show(pair: Pair, prompts: list[str], max_new_tokens: int, temperature: floa
         longest = max(comparisons, key=lambda comparison: len(comparison.plain.token_ids))
         inputs = encode(tokenizer, longest.prompt, target.device)
         block = draw_block(target, drafter, inputs, longest.plain.token_ids)
-    except (ValueError, RuntimeError) as error:
-        raise _stop(" ".join(str(error).split())) from error
     console.rule()
-    console.print(comparison_table(comparisons))
+    console.print(comparison_table(comparisons, target.dtype))
+    for line in explain_differences(comparisons, tokenizer, target.dtype):
+        console.print(line, markup=False, highlight=False)
     if block is not None:
         console.print(lattice_table(block, tokenizer, shown=max(2, min(8, (console.width - 46) // 15))))
     console.print(f"{str(target.dtype).removeprefix('torch.')} on {target.device}", style="dim")
-
-
-def _stop(message: str) -> typer.Exit:
-    """Print one sentence on stderr; raise what this returns."""
-    Console(stderr=True).print(message, style="red", markup=False, soft_wrap=True)
-    return typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import typer
 from lilicorr.cli import EMBEDDED_DRAFTER
 from lilicorr.evaluation.loading import LoadingError, load_pair
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
+from lilicorr.hub.terminal import loading, tracked
 from lilicorr.modeling_lilicorr.lattice import Block
 from rich import box
 from rich.console import Console
@@ -30,19 +31,21 @@ def main(
     target: Annotated[str | None, typer.Option(help="Its target; SmolLM2-135M-Instruct unless given.")] = None,
     context: Annotated[int, typer.Option(min=1, help="Rows of context before the first draft.")] = 256,
     repeats: Annotated[int, typer.Option(min=1)] = 40,
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option()] = "auto",
 ) -> None:
     """Run the benchmark and print its table."""
     try:
-        pair = load_pair(target or smollm2(), {"drafter": str(drafter)}, dtype=dtype, device=device)
+        source = target or smollm2()
+        with loading("Loading target and drafter", source, drafter):
+            pair = load_pair(source, {"drafter": str(drafter)}, dtype=dtype, device=device)
     except (LoadingError, TargetUnavailableError) as error:
         raise SystemExit(str(error)) from None
     table = Table(title="milliseconds a draft", box=box.MARKDOWN)
     for name in ("slots", "backbone", "LM head", "head", "all stages", "whole draft"):
         table.add_column(name, justify="right")
     slots = pair.drafters["drafter"].config.num_slots
-    for count in sorted({1, 2, 3, slots} & set(range(1, slots + 1))):
+    for count in tracked(sorted({1, 2, 3, slots} & set(range(1, slots + 1))), "numbers of slots"):
         stages = measure(pair.target, pair.drafters["drafter"], context, count, repeats)
         parts = [1000 * stages[name] for name in ("backbone", "lm_head", "head")]
         table.add_row(str(count), *(f"{part:.2f}" for part in [*parts, sum(parts), 1000 * stages["draft"]]))

@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from lilicorr.evaluation.arms import PLAIN, WHOLE, Measured, arms_of, ask, differences, named_folders
+from lilicorr.evaluation.arms import Measured, arms_of, ask, differences
 from lilicorr.evaluation.compare import decoding_options, encode, warm_up
 from lilicorr.evaluation.files import writable, write_json
 from lilicorr.evaluation.loading import LoadingError, Pair, load_pair
 from lilicorr.evaluation.machine import machine
 from lilicorr.evaluation.metrics import loops
+from lilicorr.evaluation.names import PLAIN, WHOLE, named_folders
 from lilicorr.evaluation.sets import choose, load_sets
 from lilicorr.evaluation.summary import arm_figures
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
+from lilicorr.hub.terminal import loading, tracked
 from rich import box
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 console = Console(width=None if sys.stdout.isatty() else 160)  # a table in a file must not wrap
@@ -38,7 +39,7 @@ def main(
     target: Annotated[str | None, typer.Option(help="The target; SmolLM2-135M-Instruct unless given.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts in all, spread evenly over the files.")] = 40,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option()] = "auto",
     seed: Annotated[int, typer.Option(help="Chooses the prompts.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
@@ -50,7 +51,9 @@ def main(
         raise SystemExit(f"--out {out} cannot be written; name a file in a folder that can.")
     chosen = choose_prompts(data, prompts, seed)
     try:
-        pair = load_pair(target or smollm2(), folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        source = target or smollm2()
+        with loading("Loading target and drafters", source, *folders.values()):
+            pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     except (LoadingError, TargetUnavailableError) as error:
         raise SystemExit(str(error)) from None
     settings = {
@@ -95,7 +98,7 @@ def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> I
     arms = arms_of(pair.drafters, pair.target.device)
     options = decoding_options(max_new_tokens)
     warm_up(pair.target, list(pair.drafters.values()), encode(pair.tokenizer, chosen[0][1], pair.target.device))
-    for number, (name, prompt) in enumerate(track(chosen, description="prompts", console=console)):
+    for number, (name, prompt) in enumerate(tracked(chosen, "prompts")):
         inputs = encode(pair.tokenizer, prompt, pair.target.device)
         answers = ask(pair.target, arms, inputs, first=number, **options)
         yield {

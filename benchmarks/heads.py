@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import torch
 import typer
 from lilicorr.evaluation.files import write_json
-from lilicorr.evaluation.loading import DTYPES, LoadingError, resolve_device, resolve_dtype
+from lilicorr.evaluation.loading import LoadingError, resolve_device, resolve_dtype
+from lilicorr.hub.terminal import tracked
 from lilicorr.modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from lilicorr.modeling_lilicorr.head_settings import HEAD_TYPES
 from lilicorr.modeling_lilicorr.heads import build_head
@@ -37,7 +38,7 @@ def main(
     block_size: Annotated[int, typer.Option(min=2)] = 16,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks drafted at once.")] = 1,
     repeats: Annotated[int, typer.Option(min=1)] = 15,
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
 ) -> None:
@@ -58,8 +59,7 @@ def main(
         cells = [(f"{made['milliseconds'][mode]:.3f}", f"{made['to_base'][mode]:.2f}×") for mode in modes]
         table.add_row(name, f"{made['parameters'] / 1e6:.2f}", *(part for cell in cells for part in cell))
     console.print(table)
-    known = {str(value): name for name, value in DTYPES.items()}
-    console.print(f"{known[str(kind)]}; {report['machine']}", style="dim")
+    console.print(f"{str(kind).removeprefix('torch.')}; {report['machine']}", style="dim")
     if out is not None:
         write_json(out, report)
 
@@ -75,7 +75,7 @@ def measure(
         for name, head in heads.items():
             calls[name, mode] = prepare(partial(head.draft, block), [()], device, captured=mode == "captured")
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    for _ in range(repeats):
+    for _ in tracked(range(repeats), "rounds"):
         for key, call in calls.items():
             taken[key].append(1000 * seconds(call, device))
     made: dict[str, Any] = {}

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
+from lilicorr.hub.terminal import tracked
 from lilicorr.training.anchors import sample_blocks
 from lilicorr.training.data import Example, batches, collate
 from lilicorr.training.losses import Objective
@@ -64,7 +65,7 @@ def main(
     for name in ("anchors", "blocks/s", "ms a step", *STAGES, "matrix products", "peak MiB", "of them the steps'"):
         table.add_column(name, justify="right")
     with tempfile.TemporaryDirectory() as folder:
-        for count in anchors or [32]:
+        for count in tracked(anchors or [32], "numbers of blocks"):
             settings = TrainSettings(
                 target=source,
                 data=data,

@@ -1,6 +1,6 @@
 """The arms of a comparison, plain decoding first, and what each of them made of a prompt in plain numbers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,9 +9,7 @@ from transformers import PreTrainedModel
 
 from .compare import Answer, Difference, answer, find_difference
 from .metrics import Trace, loops
-
-PLAIN = "plain"
-WHOLE = ", whole blocks"
+from .names import PLAIN, WHOLE
 
 
 @dataclass(frozen=True)
@@ -58,23 +56,6 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         """As plain numbers, lists and mappings."""
         return asdict(self)
-
-
-def named_folders(drafters: Iterable[str]) -> dict[str, str]:
-    """`name=folder` texts as a mapping.
-
-    Raises:
-        ValueError: for another form, a name that is taken, or the same name twice.
-    """
-    folders: dict[str, str] = {}
-    for text in drafters:
-        name, separator, folder = text.partition("=")
-        if not separator or not name or not folder or name == PLAIN or name.endswith(WHOLE):
-            raise ValueError(f"--drafter takes name=folder with a name other than {PLAIN!r}, got {text!r}.")
-        if name in folders:
-            raise ValueError(f"Two drafters share a name, {name!r}; give each --drafter its own.")
-        folders[name] = folder
-    return folders
 
 
 def arms_of(drafters: Mapping[str, Any], device: torch.device) -> list[Arm]:

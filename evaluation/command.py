@@ -6,17 +6,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
-from ..hub.targets import TargetUnavailableError, smollm2
-from ..training.decode import check_temperature
-from .arms import named_folders
+from ..hub.sources import check_models
+from ..hub.targets import smollm2
+from ..hub.terminal import counting, loading, one_sentence, waiting
 from .files import writable
-from .journal import Journal
-from .loading import LoadingError, load_pair
-from .report import write_report
-from .run import Plan, report_of, settings_of
-from .run import evaluate as run
+from .names import named_folders
 from .sets import choose, load_sets
 
 ROWS = "rows.jsonl"
@@ -36,42 +31,42 @@ def evaluate(
     turns: Annotated[str, typer.Option(help="first; or all, on top of plain decoding's answers.")] = "first",
     coverage_blocks: Annotated[int, typer.Option(min=0, help="Blocks a prompt to count coverage on; 0: none.")] = 4,
     poolings: Annotated[bool, typer.Option("--poolings", help="Also pool acceptance as other evaluators do.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
 ) -> None:
     """Measure drafters against plain decoding and each other. The same command again resumes a stopped run."""
-    try:
+    with one_sentence():
         folders = named_folders(drafter)
         temperatures, seeds = temperature or [0.0, 1.0], seed or [42, 43, 44]
         for name, values in (("--temperature", temperatures), ("--seed", seeds)):
             if len(set(values)) < len(values) or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} is given as {values}, expected finite numbers, each once.")
-        for value in temperatures:
-            check_temperature(value)
         if turns not in ("first", "all"):
             raise ValueError(f"--turns is {turns!r}, expected first or all.")
         if output.is_file() or not writable(output):
             raise ValueError(f"--output {output} cannot be written; name a folder that can.")
         names = [name for text in benchmarks or ["all"] for name in text.split(",") if name]
         questions = choose(load_sets(data, names), prompts)
-        plan = Plan(max_new_tokens, tuple(temperatures), tuple(seeds), greedy_runs, turns == "all", coverage_blocks)
+        check_models(target, folders.values(), dtype)
         source = target or str(smollm2())
-        pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-        journal = Journal(output / ROWS, settings_of(pair, target or "SmolLM2-135M-Instruct", folders, plan, source))
-        console = Console(stderr=True)
-        run(pair, track(questions, description="prompts", console=console), plan, journal)
+        with loading("Loading target and drafters", source, *folders.values()):
+            from ..training.decode import check_temperature
+            from .journal import Journal
+            from .loading import load_pair
+            from .report import write_report
+            from .run import Plan, report_of, settings_of
+            from .run import evaluate as run
+
+            for value in temperatures:
+                check_temperature(value)
+            pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+            plan = Plan(max_new_tokens, tuple(temperatures), tuple(seeds), greedy_runs, turns == "all", coverage_blocks)
+            settings = settings_of(pair, target or "SmolLM2-135M-Instruct", folders, plan, source)
+        journal = Journal(output / ROWS, settings)
+        with counting(f"{len(questions)} prompts, runs", len(questions) * len(plan.runs)) as advance:
+            run(pair, questions, plan, journal, advance)
         rows = [journal.rows[question.key] for question in questions]
-        path = write_report(output, report_of(journal.settings, rows), poolings)
-    except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
-        raise stop(error) from error
+        with waiting("Writing the report"):
+            path = write_report(output, report_of(journal.settings, rows), poolings)
     Console().print(f"report in {path}", markup=False, soft_wrap=True)
-
-
-def stop(error: Exception) -> typer.Exit:
-    """Print one sentence on stderr; raise what this returns."""
-    said = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        said = f"{error.filename}: {error.strerror}; give another path."
-    Console(stderr=True).print(said, style="red", markup=False, soft_wrap=True)
-    return typer.Exit(1)

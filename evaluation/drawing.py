@@ -1,8 +1,9 @@
 """Draw comparisons and lattices as rich tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -11,17 +12,21 @@ from .blocks import DrawnBlock
 from .compare import Comparison
 from .metrics import Trace, acceptance_length
 
-PROMPT_WIDTH = 14
+PROMPT_WIDTH = 9  # with it all columns fit into a terminal of 80
+TIE = 64  # roundings of one part in the dtype's precision that a logit of up to 16 may have gathered: 0.5 in bf16
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row a prompt and one for all: tokens/s plain and assisted, speed-up, acceptance length, equality."""
+def comparison_table(comparisons: Sequence[Comparison], dtype: torch.dtype = torch.float32) -> Table:
+    """One row a prompt and one for all: tokens/s plain and assisted, speed-up, acceptance length, equality.
+
+    Args:
+        dtype: the target's, by which ties are told.
+    """
     table = Table(title="plain generate against assistant_model=drafter")
     table.add_column("prompt", max_width=PROMPT_WIDTH, no_wrap=True, overflow="ellipsis")
-    for name in ("tokens", "plain tok/s", "assisted tok/s", "speed-up", "acceptance length"):
-        longest = max(map(len, name.split()))  # headers wrap at words; in a narrow terminal the prompt gives way
-        table.add_column(name, justify="right", min_width=longest)
-    table.add_column("output", min_width=6)
+    for name in ("tokens", "plain\ntok/s", "assisted\ntok/s", "speed-up", "acceptance\nlength"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("output", no_wrap=True)
     for comparison in comparisons:
         plain, assisted = comparison.plain, comparison.assisted
         table.add_row(
@@ -29,7 +34,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
             str(len(assisted.token_ids)),
             *_speeds(plain.tokens_per_second, assisted.tokens_per_second),
             _length([assisted.trace] if assisted.trace else []),
-            verdict(comparison),
+            verdict(comparison, dtype),
         )
     if not comparisons:
         return table
@@ -55,16 +60,49 @@ def _length(traces: Sequence[Trace]) -> str:
     return "-" if math.isnan(length) else f"{length:.2f}"
 
 
-def verdict(comparison: Comparison) -> Text:
-    """Whether the two outputs agree; at the first difference, how near a tie the target's logits are there."""
+def verdict(comparison: Comparison, dtype: torch.dtype = torch.float32) -> Text:
+    """Whether the two outputs agree; `explain_differences` says where and why they do not."""
     if comparison.equal is None:
         return Text("sampled", style="dim")
     if comparison.difference is None:
         return Text("equal", style="green")
-    index, gap = comparison.difference.index, comparison.difference.logit_gap
-    if gap is None:
-        return Text(f"one ends at token {index + 1}", style="red")
-    return Text(f"near tie at token {index + 1}? logit gap {gap:.3g}", style="yellow")
+    return Text("tie", "yellow") if _is_tie(comparison, dtype) else Text("differs", "red")
+
+
+def _is_tie(comparison: Comparison, dtype: torch.dtype) -> bool:
+    """Whether the target's logits of the two tokens are as near as rounding over its layers can bring them."""
+    gap = None if comparison.difference is None else comparison.difference.logit_gap
+    return gap is not None and gap <= TIE * torch.finfo(dtype).eps
+
+
+def explain_differences(
+    comparisons: Sequence[Comparison], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
+) -> Iterator[str]:
+    """One sentence for every difference, and what ties are where there is one; nothing where all outputs are equal."""
+    ties = False
+    for number, comparison in enumerate(comparisons, 1):
+        difference = comparison.difference
+        if difference is None:
+            continue
+        index, gap = difference.index, difference.logit_gap
+        where = f"Prompt {number}, token {index + 1}: "
+        if gap is None:
+            yield f"{where}one output ends and the other goes on, which must not happen; please report it."
+            continue
+        said = [_word(tokenizer, answer.token_ids[index]) for answer in (comparison.plain, comparison.assisted)]
+        words = f"“{said[0]}” (plain) and “{said[1]}” (assisted)"
+        if _is_tie(comparison, dtype):
+            ties = True
+            yield f"{where}the target finds {words} equally likely, to within {math.expm1(gap):.1%}."
+        else:
+            yield f"{where}{words} are {gap:.3g} apart in the target's logits, which must not happen; please report it."
+    if ties:
+        name = str(dtype).removeprefix("torch.")
+        finer = "" if dtype == torch.float32 else " With --dtype fp32 they are the same to the last token."
+        yield (
+            f"That is less than {name} can tell apart, so rounding decides which of the two is said: plain generate "
+            f"changes its mind in the same way when prompts are batched. Both outputs are the target's own.{finer}"
+        )
 
 
 def _overall(comparisons: Sequence[Comparison]) -> str:

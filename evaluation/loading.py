@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lilicorr
 import torch
-from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..candidate_generator.requests import check_target
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# What libraries raise over folders that are missing, torn or hold something else.
-FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, HFValidationError, SafetensorError)
+from ..hub.precision import torch_dtype
+from ..hub.sources import check_model
 
 
-class LoadingError(RuntimeError):
+class LoadingError(ValueError):
     """A target or drafter could not be loaded; the message says which and why."""
 
 
@@ -48,26 +46,15 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`fp32`, `bf16`, or `auto`: bf16 where the hardware multiplies it natively, else fp32.
-
-    A CPU without AMX or AVX512-BF16 emulates bf16 and gets slower, above all on the many rows of a verification.
+    """`auto`, `fp32`, `bf16` or `fp16` as `hub.precision.torch_dtype` reads them.
 
     Raises:
         LoadingError: for any other name.
     """
-    if name in DTYPES:
-        return DTYPES[name]
-    if name != "auto":
-        raise LoadingError(f"dtype is {name!r}, expected one of auto, {', '.join(DTYPES)}.")
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    native = any(_cpu_has(check) for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"))
-    return torch.bfloat16 if native and device.type == "cpu" else torch.float32
-
-
-def _cpu_has(check: str) -> bool:
-    probe = getattr(torch.cpu, check, None)  # private and young names: absent means unknown, and unknown means no
-    return bool(probe and probe())
+    try:
+        return torch_dtype(name, device)
+    except ValueError as error:
+        raise LoadingError(str(error)) from None
 
 
 def load_pair(
@@ -89,8 +76,14 @@ def load_pair(
     Raises:
         LoadingError: naming what could not be loaded and why.
     """
+    assert lilicorr.LiLiCorrModel  # its classes are registered now, which the command line leaves for later
     place = resolve_device(device)
     options: dict[str, Any] = {"dtype": resolve_dtype(dtype, place), "trust_remote_code": trust_remote_code}
+    try:
+        for role, source in [("target", target), *(("drafter", path) for path in drafters.values())]:
+            check_model(role, source)
+    except ValueError as error:
+        raise LoadingError(str(error)) from None
     tokenizer = _load(AutoTokenizer, "tokenizer", target, trust_remote_code=trust_remote_code)
     model = _load(AutoModelForCausalLM, "target", target, **options)
     loaded = {name: _load(AutoModel, "drafter", path, **options) for name, path in drafters.items()}
@@ -105,14 +98,10 @@ def load_pair(
 
 
 def _load(auto: Any, role: str, source: str | Path, **options: Any) -> Any:
-    path = Path(source)
-    if path.is_dir() and role != "tokenizer" and not (path / "config.json").is_file():
-        raise LoadingError(f"The {role} folder {path} holds no config.json; give a folder written by save_pretrained.")
-    if not path.exists() and (path.is_absolute() or str(source).startswith(".") or str(source).count("/") > 1):
-        raise LoadingError(f"The {role} folder {path} does not exist; give a model folder or a repository id.")
     try:
         return auto.from_pretrained(str(source), **options)
-    except FAILURES as error:
+    # Files that are missing, torn or of another kind, wrong settings, tensors of other sizes, a package that is needed.
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        missing = "" if path.exists() else "there is no such folder, and as a repository: "
+        missing = "" if Path(source).exists() else "there is no such folder, and as a repository: "
         raise LoadingError(f"The {role} {source} could not be loaded: {missing}{reason}") from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from .arms import PLAIN
+from .names import PLAIN
 from .sets import TITLES
 
 NOTHING = "–"

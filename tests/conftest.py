@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,51 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+TESTS = Path(__file__).parent
+LENGTHY = (  # files that take long together; a test of any other is marked `fast`, unless it is `slow`
+    "benchmarks/test_compile_report.py",
+    "benchmarks/test_end_to_end.py",
+    "benchmarks/test_kernel_speed.py",
+    "benchmarks/test_training_speed.py",
+    "candidate_generator/test_distribution.py",
+    "candidate_generator/test_generate_options.py",
+    "candidate_generator/test_lossless.py",
+    "candidate_generator/test_requests.py",
+    "evaluation/test_evaluate.py",
+    "evaluation/test_replay.py",
+    "hub/test_bad_checkpoints.py",
+    "hub/test_remote_code.py",
+    "integration/test_embedded_checkpoint.py",
+    "integration/test_smollm2_lossless.py",
+    "kernels/test_lattice_attention_triton.py",
+    "kernels/test_lattice_nodes_triton.py",
+    "kernels/test_lattice_products_triton.py",
+    "kernels/test_topk_triton.py",
+    "kernels/test_walk_triton.py",
+    "modeling_lilicorr/test_backbone.py",
+    "modeling_lilicorr/test_head_kernels.py",
+    "modeling_lilicorr/test_overfit.py",
+    "modeling_lilicorr/test_rivals.py",
+    "test_command_line.py",
+    "training/test_command.py",
+    "training/test_decode.py",
+    "training/test_dry_run.py",
+    "training/test_head_losses.py",
+    "training/test_layers.py",
+    "training/test_processes.py",
+    "training/test_regenerate.py",
+    "training/test_resume.py",
+    "training/test_train.py",
+    "training/test_warm_start.py",
+)
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        place = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+        if place and place not in LENGTHY and item.get_closest_marker("slow") is None:
+            item.add_marker("fast")
 
 
 @pytest.fixture(scope="session")

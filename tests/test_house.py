@@ -16,7 +16,9 @@ FACE = {"modeling_lilicorr.py", "repository.py"}
 
 
 def sources(room: str) -> list[Path]:
-    return [path for path in sorted((ROOT / room).rglob("*.py")) if "checkpoints" not in path.parts]
+    found = [path for path in sorted((ROOT / room).rglob("*.py")) if "checkpoints" not in path.parts]
+    assert found, f"{room} holds no files: nothing would be checked"
+    return found
 
 
 def imported_rooms(path: Path) -> list[tuple[str, bool]]:

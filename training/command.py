@@ -7,7 +7,9 @@ import typer
 from rich.console import Console
 from safetensors import SafetensorError
 
+from ..hub.sources import check_files, check_models
 from ..hub.targets import TargetUnavailableError, smollm2
+from .recipe_files import find_recipe
 
 
 def train(
@@ -36,6 +38,11 @@ def train(
 ) -> None:
     """Train drafter and head jointly. The same command again resumes a stopped run."""
     try:
+        check_files([find_recipe(recipe), *data])
+        check_models(target, [init] if init else [])
+    except (ValueError, OSError) as error:
+        raise _stop(sentence(error)) from None
+    try:
         from .dry_run import describe
         from .interruption import Interrupted
         from .settings import TrainSettings
@@ -50,6 +57,7 @@ def train(
         settings = TrainSettings.from_recipe(
             recipe, default_target=smollm2, changes=changes or (), data=data, output=output, **overrides
         )
+        check_models(settings.target, [])
         if dry_run:
             print(describe(settings))
             return

@@ -12,7 +12,6 @@ from .schedule import Schedule
 from .settings import TrainSettings
 from .sources import training_examples
 from .tally import Tally
-from .target import DTYPES
 from .train import drafter_config, total_steps
 
 OPEN, CLOSE = "⟦", "⟧"  # around what is supervised
@@ -25,8 +24,6 @@ def describe(settings: TrainSettings) -> str:
         ValueError: for settings, a target or data that training would refuse.
     """
     settings.validate()
-    if settings.dtype not in DTYPES:
-        raise ValueError(f"dtype is {settings.dtype!r}, expected one of {', '.join(DTYPES)}.")
     try:
         target_config = AutoConfig.from_pretrained(settings.target)
         tokenizer = AutoTokenizer.from_pretrained(settings.target)

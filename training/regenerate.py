@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from ..hub.precision import torch_name
 from .answers import AnswersFile
 from .chat import Chat
 from .data import turns_of
@@ -51,7 +52,7 @@ def regenerate(
     decoding: Decoding | None = None,
     template_options: Mapping[str, Any] | None = None,
     batch_size: int = 32,
-    dtype: str = "bfloat16",
+    dtype: str = "bf16",
     endpoint: Endpoint | None = None,
     strict: bool = False,
 ) -> Outcome:
@@ -70,7 +71,7 @@ def regenerate(
         output: JSONL file to append to.
         decoding: greedy unless told otherwise.
         template_options: what the chat template is given beside the messages, such as `enable_thinking`.
-        batch_size: prompts decoded together; dtype: the target's, as torch spells it.
+        batch_size: prompts decoded together; dtype: the target's, `auto`, `fp32`, `bf16` or `fp16`.
         endpoint: a server that answers instead.
         strict: stop at the first row that cannot be used or conversation given up on, instead of counting it.
 
@@ -78,7 +79,7 @@ def regenerate(
         ValueError: for prompts, settings or a target that cannot be used, an `output` that holds anything but answers
             or answers made otherwise (it is left as it is), a server that fails, or if every prompt had to be skipped.
     """
-    decoding = decoding or Decoding()
+    decoding, dtype = decoding or Decoding(), torch_name(dtype)
     decoding.validate()
     if endpoint:
         endpoint.validate()

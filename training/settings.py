@@ -1,24 +1,28 @@
 """What defines a training run, as a dataclass and as a YAML file."""
 
+import difflib
 import inspect
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from ..hub.precision import check_dtype, torch_name
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
+from ..modeling_lilicorr.head_settings import HEAD_TYPES, OPTIONAL, default_head_config
 from .head_losses import build_head_loss
 from .losses import Objective
+from .recipe_files import find_recipe
 
 NOT_NEGATIVE = (
     "steps", "max_examples", "loop_limit", "micro_batch_size", "epochs", "learning_rate", "head_learning_rate",
     "head_weight_decay", "save_minutes", "save_every", "blocks_at_once",
 )  # fmt: skip
-RECIPES = Path(__file__).parent / "recipes"
 # What a run may change when it goes on: it moves no weight, or only by rounding.
 FREE = {
     "output", "states", "micro_batch_size", "gradient_checkpointing", "compile", "blocks_together", "blocks_at_once",
@@ -50,7 +54,8 @@ class TrainSettings:
         final_rate: what the cosine decays to, as a share of the peak (a later stage may take over there).
         freeze_backbone: train the head only.
         objective: weights of the loss.
-        dtype: the target's dtype; mixed_precision: `"no"` or `"bf16"` for the drafter, whose weights stay in fp32.
+        dtype: the target's, `auto`, `fp32`, `bf16` or `fp16` (kept as torch spells it); mixed_precision: `"no"` or
+            `"bf16"` for the drafter, whose weights stay in fp32.
         gradient_checkpointing: recompute the backbone's layers in the backward pass instead of keeping them.
         compile: backend of `torch.compile` for the layers, such as `"inductor"`, or `"no"`.
         blocks_together: blocks of a sequence that attend as one. They share a copy of its keys and values, but every
@@ -102,6 +107,10 @@ class TrainSettings:
     trackers: list[str] = field(default_factory=list)
     strict: bool = False
 
+    def __post_init__(self) -> None:
+        with suppress(ValueError, TypeError):  # `validate` says what is wrong with it
+            self.dtype = torch_name(self.dtype)
+
     def identity(self) -> dict[str, Any]:
         """What must not change between a run and its continuation; processes and micro-batches may."""
         settings = {name: value for name, value in asdict(self).items() if name not in FREE}
@@ -111,6 +120,7 @@ class TrainSettings:
         """Raise a `ValueError` of one sentence for a setting of the wrong type or out of range."""
         _check_types(self)
         _check_types(self.objective)
+        check_dtype(self.dtype)
         self.objective.validate()
         build_head_loss(self.head_type, self.objective)
         known = inspect.signature(LiLiCorrConfig).parameters
@@ -205,25 +215,6 @@ def change(recipe: dict[str, Any], text: str) -> None:
         ) from None
 
 
-def find_recipe(name: str | Path) -> Path:
-    """`name` if it is a file, else the recipe of that name in this folder's `recipes`, such as `qwen3-8b`.
-
-    Raises:
-        ValueError: if there is neither, naming the recipes that there are.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path
-    known = {str(file.relative_to(RECIPES).with_suffix("")): file for file in sorted(RECIPES.rglob("*.yaml"))}
-    bare = path.as_posix().removesuffix(".yaml")
-    if bare in known:
-        return known[bare]
-    stages = [each for each in known if each.startswith(f"{bare}/")]
-    if stages:
-        raise ValueError(f"The recipe {name} has several stages; give one of {', '.join(stages)}.")
-    raise ValueError(f"There is no recipe {name}; give a YAML file or one of {', '.join(known)}.")
-
-
 def _check_types(settings: Any) -> None:
     for name, kind in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
@@ -256,4 +247,16 @@ def _check_names(path: str | Path, given: dict[str, Any], kind: type) -> None:
     known = [f.name for f in fields(kind)]
     unknown = [name for name in given if name not in known]
     if unknown:
-        raise ValueError(f"{path} sets {unknown[0]!r}, which is none of {', '.join(known)}.")
+        raise ValueError(f"{path} sets {unknown[0]!r}{_meant(str(unknown[0]), known)}")
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """What may have been meant by `name`, which is none of `known`: a setting of a mapping, one spelt alike, or any."""
+    heads = {key for head in HEAD_TYPES for key in [*default_head_config(head, 64), *OPTIONAL.get(head, ())]}
+    drafter = [each for each in inspect.signature(LiLiCorrConfig).parameters if each != "kwargs"]
+    mappings = {"objective.": [f.name for f in fields(Objective)], "config.": drafter, "config.head_config.": [*heads]}
+    places = [prefix + name for prefix, names in mappings.items() if name in names and names != known]
+    if places:
+        return f", which is {' or '.join(places)}: --set {places[0]}=…, or inside that mapping of the recipe."
+    alike = difflib.get_close_matches(name, known, 3)
+    return f"; did you mean {' or '.join(alike)}?" if alike else f", which is none of {', '.join(known)}."

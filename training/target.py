@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..hub.precision import torch_dtype
+from ..hub.sources import check_models
 from .checkpoint import size_said
 from .data import Batch, Example
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a weight
 
 
@@ -28,12 +29,12 @@ def load_target(source: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTok
     Raises:
         ValueError: for an unknown dtype, or if `source` cannot be loaded.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}.")
+    kind = torch_dtype(dtype)
+    check_models(source, [])
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        return AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype]).eval(), tokenizer
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=kind).eval(), tokenizer
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         missing = "" if Path(source).exists() else "there is no such folder, and as a repository: "
         raise ValueError(f"The target {source} could not be loaded: {missing}{' '.join(str(error).split())}") from error
 

@@ -49,6 +49,7 @@ def test_positions_are_drawn_by_the_seed_and_short_answers_give_none(asked):
     drafter = pair.drafters["lilicorr"]
     one = count_coverage(pair.target, drafter, inputs, said, 3, seed=1)
     assert one == count_coverage(pair.target, drafter, inputs, said, 3, seed=1) and one["blocks"] == 3
+    assert any(count_coverage(pair.target, drafter, inputs, said, 3, seed=seed) != one for seed in range(2, 9))
     assert count_coverage(pair.target, drafter, inputs, said[:4], 3) is None
     assert count_coverage(pair.target, drafter, inputs, said[:5], 3)["blocks"] == 1
 

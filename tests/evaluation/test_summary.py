@@ -2,8 +2,9 @@ import json
 import math
 
 import pytest
-from lilicorr.evaluation.arms import PLAIN, Measured, named_folders
+from lilicorr.evaluation.arms import Measured
 from lilicorr.evaluation.metrics import Trace
+from lilicorr.evaluation.names import PLAIN, named_folders
 from lilicorr.evaluation.paper_tables import LENGTH, RATE, SPEED_UP, against_table, grid, rules_table, seeds_table
 from lilicorr.evaluation.summary import Asked, arm_figures, by_temperature, condense, spread
 

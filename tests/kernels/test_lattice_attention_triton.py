@@ -75,7 +75,7 @@ def test_no_blocks_give_nothing() -> None:
     assert lattice_attention_triton.lattice_attention(*given(0, 3, 4, 2, 8, 4)).shape == (0, 12, 16)
 
 
-def test_row_79_blocks_and_rows_beyond_two_to_the_31_elements() -> None:
+def test_blocks_and_rows_beyond_two_to_the_31_elements_are_reached() -> None:
     packed, *rest = given(2, 2, 2, 1, 16, 3, torch.float16, seed=4)
     store = torch.zeros(1, dtype=torch.float16, device=DEVICE).new_empty(2**31 + 2000)  # few pages are touched
     for strides in ((2**31, 48, 1), (64, 2**29, 1)):

@@ -1,4 +1,4 @@
-"""The Triton top-K is the reference, on a GPU where there is one and interpreted elsewhere; rows are the field's."""
+"""The Triton top-K is the reference, on a GPU where there is one and interpreted elsewhere."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_untied_rows_of_a_real_vocabulary(dtype: torch.dtype) -> None:
     assert_equals_reference(logits, 8)
 
 
-def test_row_65_ties_go_to_the_lower_id_across_tiles_and_programs() -> None:
+def test_ties_go_to_the_lower_id_across_tiles_and_programs() -> None:
     logits = torch.zeros(1, 20000)
     logits[0, [19999, 300, 4096, 301]] = 3.0
     logits[0, 8191] = 5.0
@@ -116,7 +116,7 @@ def test_no_rows_give_no_results() -> None:
     assert values.shape == indices.shape == (0, 3) and normaliser.shape == (0,) and features.shape == (0, 3, 5)
 
 
-def test_row_79_rows_beyond_two_to_the_31_elements() -> None:
+def test_rows_beyond_two_to_the_31_elements_are_reached() -> None:
     # Only the pages that hold the rows are ever touched.
     store = torch.zeros(1, dtype=torch.float16, device=DEVICE).new_empty(2**31 + 2000)
     logits = store.as_strided((2, 700), (2**31, 1))
@@ -127,7 +127,7 @@ def test_row_79_rows_beyond_two_to_the_31_elements() -> None:
     torch.testing.assert_close(normaliser, want[2])
 
 
-def test_row_79_columns_beyond_two_to_the_31_elements() -> None:
+def test_columns_beyond_two_to_the_31_elements_are_reached() -> None:
     store = torch.zeros(1, dtype=torch.float16, device=DEVICE).new_empty(2**31 + 8)
     logits = store.as_strided((2, 257), (1, 2**23))
     logits.copy_(tied_logits(2, 257, torch.float16, 50, seed=4))
@@ -136,7 +136,7 @@ def test_row_79_columns_beyond_two_to_the_31_elements() -> None:
     assert torch.equal(values, want[0]) and torch.equal(indices, want[1])
 
 
-def test_row_82_a_wide_vocabulary_is_tiled() -> None:
+def test_a_wide_vocabulary_is_tiled() -> None:
     # A program's share is a constant, whatever the vocabulary; the widest in use today is 262,144.
     settings = topk_triton.tile_settings()
     assert settings["TILE"] * settings["TILES_A_PROGRAM"] <= 4096
@@ -145,7 +145,7 @@ def test_row_82_a_wide_vocabulary_is_tiled() -> None:
     assert_equals_reference(logits, 4)
 
 
-def test_row_83_the_second_stage_reads_only_the_best_tiles() -> None:
+def test_the_second_stage_reads_only_the_best_tiles() -> None:
     logits = tied_logits(2, 5000, torch.float32, 100, seed=5).to(DEVICE)
     tiles = -(-5000 // topk_triton.TILE)
     maxima, sums = torch.empty(2, 2, tiles, device=DEVICE)
@@ -166,7 +166,7 @@ def test_row_83_the_second_stage_reads_only_the_best_tiles() -> None:
     torch.testing.assert_close(normaliser, want[2])
 
 
-def test_row_81_it_runs_under_no_grad_and_inference_mode_alike() -> None:
+def test_it_runs_under_no_grad_and_inference_mode_alike() -> None:
     logits = tied_logits(2, 300, torch.float32, 9, seed=6).to(DEVICE)
     with torch.no_grad():
         first = topk_triton.topk_logsumexp(logits.requires_grad_(), 4)

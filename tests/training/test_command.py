@@ -75,7 +75,7 @@ def test_any_setting_of_a_recipe_can_be_set(arguments, tmp_path):
         "objective.=1": "--set takes NAME=VALUE",
         "anchors.x=1": "no mapping of settings",
         "betas=[": "is not valid YAML",
-        "objective.weight=1": "sets 'weight', which is none of",
+        "objective.wings=1": "sets 'wings', which is none of",
         "config.width=3": "config sets 'width', which is no argument",
     }.items():
         result = train(*arguments, "--set", change)
@@ -94,9 +94,9 @@ def test_the_recipes_target_is_used_where_none_is_given(arguments, monkeypatch):
     monkeypatch.setattr(command, "smollm2", lambda: "absent/target")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = train(*arguments[:-2], "--dry-run")
-    assert result.exit_code == 1 and "The target absent/target could not be read" in result.output
+    assert result.exit_code == 1 and "The target absent/target could not be loaded" in result.output
     result = train("qwen3-8b", *arguments[1:-2], "--dry-run")
-    assert result.exit_code == 1 and "The target Qwen/Qwen3-8B could not be read" in result.output
+    assert result.exit_code == 1 and "The target Qwen/Qwen3-8B could not be loaded" in result.output
 
 
 @pytest.mark.parametrize(

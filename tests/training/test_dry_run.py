@@ -65,7 +65,7 @@ def test_rendering_marks_what_is_supervised(target_folder, answers):
     ("changes", "message"),
     [
         ({"target": "absent/folder/x"}, "could not be read"),
-        ({"dtype": "fp32"}, "dtype is 'fp32'"),
+        ({"dtype": "int3"}, "dtype is 'int3'"),
         ({"config": {"mask_token_id": 99}, "head_type": "none"}, "mask_token_id 99 is not a row"),
         ({"batch_size": 64}, "do not fill one batch"),
     ],

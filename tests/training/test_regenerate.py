@@ -269,7 +269,7 @@ def test_of_two_prompts_of_one_id_the_second_is_counted(target_folder, tmp_path)
 
 @pytest.mark.parametrize(
     ("target", "dtype", "said"),
-    [("", "fp32", "dtype is 'fp32'"), ("absent/x", "float32", "no such"), ("list", "float32", "could not be loaded")],
+    [("", "int3", "dtype is 'int3'"), ("absent/x", "float32", "no such"), ("list", "float32", "could not be loaded")],
 )
 def test_a_target_that_cannot_be_loaded_is_one_sentence(
     target_folder, prompt_file, tmp_path, monkeypatch, target, dtype, said

@@ -49,8 +49,12 @@ def test_options_win_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step: 5", "sets 'step', which is none of target"),
-        ("objective: {delta: 1}", "sets 'delta', which is none of beta"),
+        ("step: 5", "sets 'step'; did you mean steps?"),
+        ("wings: 5", "sets 'wings', which is none of target"),
+        ("mask_token_id: 5", "sets 'mask_token_id', which is config.mask_token_id: --set config.mask_token_id=…"),
+        ("penalty: 5", "which is objective.penalty"),
+        ("num_candidates: 5", "which is config.head_config.num_candidates"),
+        ("objective: {delta: 1}", "sets 'delta'; did you mean beta?"),
         ("- 1", "holds list, expected a mapping"),
         ("a: [", "is not valid YAML"),
         ("steps: abc", "steps is 'abc', expected int"),
@@ -100,3 +104,16 @@ def test_data_given_as_text_is_refused(tmp_path):
     path.write_text("data: answers.jsonl")
     with pytest.raises(ValueError, match=r"data is 'answers\.jsonl', expected list\[str\]"):
         TrainSettings.from_recipe(path, target="t", output="o")
+
+
+def test_a_target_without_an_unused_row_names_the_setting():
+    target = LlamaConfig(vocab_size=10, pad_token_id=2, eos_token_id=2, hidden_size=8, num_attention_heads=1)
+    with pytest.raises(ValueError, match=r"No unused embedding row .*: --set config\.mask_token_id=<its id>\.$"):
+        drafter_config(TrainSettings(**REQUIRED), target, tokenizer_size=10)
+
+
+@pytest.mark.parametrize("name,kept", [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
+def test_dtypes_are_kept_as_older_states_hold_them(name, kept):
+    assert TrainSettings(**REQUIRED, dtype=name).identity() == TrainSettings(**REQUIRED, dtype=kept).identity()
+    assert TrainSettings(**REQUIRED, dtype=name).dtype == kept
+    assert TrainSettings(**REQUIRED, dtype="auto").dtype in ("float32", "bfloat16")

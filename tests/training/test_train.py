@@ -171,7 +171,7 @@ def test_trackers_are_used_by_name_and_unknown_ones_refused(tmp_path, make_setti
         ({"block_size": 1}, "block_size is 1"),
         ({"config": {"mask_token_id": "x"}}, "mask_token_id is 'x', expected a whole number"),
         ({"config": {"mask_token_id": 3, "head_config": 5}}, "config .* cannot work"),
-        ({"dtype": "fp32"}, "dtype is 'fp32', expected one of float32"),
+        ({"dtype": "int3"}, "dtype is 'int3', expected one of auto, fp32"),
         ({"compile": "magic"}, "compile is 'magic', expected 'no' or one of"),
         ({"init": "absent"}, r"absent has no model\.safetensors to start from"),
     ],

@@ -36,7 +36,7 @@ class JointObjective(nn.Module):
         self.drafter = drafter
         self.objective = objective
         self.head_loss = build_head_loss(drafter.config.head_type, objective)
-        self._target = (target,)  # a tuple hides it from nn.Module
+        self.target = (target,)  # a tuple hides it from nn.Module
 
     def forward(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
         """Sums over this batch.
@@ -64,7 +64,7 @@ class JointObjective(nn.Module):
 
     def _sums(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
         """As `forward`, for all of `blocks` at once."""
-        (target,) = self._target
+        (target,) = self.target
         config, lm_head = self.drafter.config, target.get_output_embeddings()
         weight, bias = lm_head.weight[: config.vocab_size], getattr(lm_head, "bias", None)
         context, states = block_states(

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from ..modeling_lilicorr.head_settings import OPTIONAL, default_head_config
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
-from .anchors import sample_blocks
+from .anchors import Blocks, sample_blocks
+from .calibration import fit_tree_beta
 from .checkpoint import load_state, local_floats, not_written, resort_of, save_state, state_tensors, whole_tensor
 from .data import collate
 from .interruption import Interrupted, Signals
@@ -290,6 +291,24 @@ def _write_log(run: Run, step: int, bar: Bar) -> None:
     bar.note = ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
+def _calibrate(run: Run, drafter: LiLiCorrModel) -> None:
+    """Fit how the head's scores become probabilities on the batches that it was trained on last."""
+    (target,) = run.joint.target
+    config, settings = drafter.config, run.settings
+    own = LiLiCorrModel(config).to(target.device).eval()
+    own.load_state_dict(drafter.state_dict())
+
+    def texts() -> Iterator[tuple[Tensor, Tensor, Blocks]]:
+        for step in range(run.total - 1, -1, -1):
+            for share in run.schedule.shares(step):
+                input_ids, states, _, blocks = _inputs(run, step, share)
+                yield input_ids, states, blocks
+
+    beta = fit_tree_beta(own, target, texts())
+    if beta is not None and "tree_beta" in OPTIONAL.get(settings.head_type, ()):
+        config.head_config["tree_beta"] = round(beta, 3)
+
+
 def _finish(run: Run) -> Path:
     """Write the bf16 checkpoint and the report; returns the checkpoint's folder."""
     output = Path(run.settings.output)
@@ -299,6 +318,7 @@ def _finish(run: Run) -> Path:
     if run.accelerator.is_main_process:
         plain = LiLiCorrModel(run.joint.drafter.config).to(torch.bfloat16)
         plain.load_state_dict(tensors)
+        _calibrate(run, plain)
         try:
             plain.save_pretrained(finished)
         except (OSError, SafetensorError) as error:

@@ -184,7 +184,8 @@ class DecodingLoop:
             for row, proposal in zip(self.rows, proposals, strict=True)
         ]
         sure = all(text and self.nodes.skips_draft(text[1]) for text in texts)
-        draft = None if sure else self._draft(anchors)
+        chain = self.nodes.chain or not self._trees_fit(count + 1)
+        draft = None if sure else self._draft(anchors, chain)
         deepest = min(room, DEEPEST if count >= self.nodes.deep else self.drafter.config.num_slots)
         ends = self.rows[0].ends
         tree = grow_trees(
@@ -195,14 +196,14 @@ class DecodingLoop:
             beta=self._beta,
             depth=deepest,
             ends=torch.tensor(sorted(ends), device=anchors.device) if ends else None,
-            chain=self.nodes.chain or not self._trees_fit(count + 1),
+            chain=chain,
         )
         return tree, not sure
 
-    def _draft(self, anchors: Tensor) -> "Draft":
-        """A block for every row."""
+    def _draft(self, anchors: Tensor, chain: bool) -> "Draft":
+        """A block for every row; a chain needs no lattice, and may be replayed from a graph."""
         drafter, parts = self.drafter, self._parts
-        options: dict[str, Any] = {"return_lattice": drafter.head.grows_trees, "graphs": parts.graphs}
+        options: dict[str, Any] = {"return_lattice": drafter.head.grows_trees and not chain, "graphs": parts.graphs}
         if self._attached is not None:
             states, positions = self._attached.waiting()
             cache: Any = self._attached.cache

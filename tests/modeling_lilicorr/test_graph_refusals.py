@@ -89,7 +89,7 @@ def test_a_backbone_that_needs_the_host_has_only_its_head_captured(target, said,
 
 
 def test_drafts_that_are_drawn_or_learn_or_stand_in_another_capture_are_worked_out(target, said, monkeypatch):
-    drafter = drafter_for(target)
+    drafter = drafter_for(target, "none")  # which draws nothing
     one, other = (Sequence(target, drafter, [9] + [2] * 9) for _ in range(2))
     for sequence in (one, other):
         sequence.plain()

@@ -39,7 +39,7 @@ def training_examples(
                 "config.mask_token_id to a token that no text holds (--set config.mask_token_id=ID)."
             ) from None
     elif type(mask) is not int:
-        raise ValueError(f"The recipe's config {settings.config} cannot work (mask_token_id is no token id); mend it.")
+        raise ValueError(f"mask_token_id is {mask!r}, expected a whole number: the id of a token that no text holds.")
     holds = "the drafter's mask; leave the row out, or set config.mask_token_id to a token that no text holds"
     examples = _without(examples, tally, lambda token: token == mask, "the mask token in the text", holds)
     if settings.max_examples:

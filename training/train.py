@@ -133,11 +133,6 @@ def drafter_config(settings: TrainSettings, target_config: Any, mask_token_id: i
         )
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
-    except ValueError as error:
-        if "pass mask_token_id" not in str(error):
-            raise
-        reason = str(error).split("; pass mask_token_id")[0]
-        raise ValueError(f"{reason}; name one that no chat holds: --set config.mask_token_id=<its id>.") from None
 
 
 def head_config_for(head_type: str, target_config: Any, given: dict[str, Any]) -> dict[str, Any]:

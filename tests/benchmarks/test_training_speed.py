@@ -77,4 +77,4 @@ def test_unusable_data_is_one_sentence(script, target, tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     said = run.stderr.strip().splitlines()[-1]
-    assert "line 1 is not valid JSON" in said and said.endswith("; mend or remove it.")
+    assert "No usable answer in" in said and "not JSON: 1" in said and "broken.jsonl line 1" in said

@@ -34,7 +34,12 @@ def make_target(family: str) -> PreTrainedModel:
 def make_drafter(target: PreTrainedModel, head_type: str) -> LiLiCorrModel:
     torch.manual_seed(1)
     config = LiLiCorrConfig.for_target(
-        target.config, head_type=head_type, block_size=BLOCK, num_hidden_layers=2, intermediate_size=96
+        target.config,
+        head_type=head_type,
+        block_size=BLOCK,
+        num_hidden_layers=2,
+        intermediate_size=96,
+        decoding="stock",  # whole blocks, one path each
     )
     if head_type == "lilicorr":
         config.head_config.update(

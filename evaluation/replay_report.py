@@ -12,6 +12,7 @@ from .metrics import Trace, acceptance_by_slot, acceptance_length
 from .paper_tables import NOTHING, markdown
 from .replay import RULES
 from .sets import TITLES, in_order
+from .tree_report import tree_tables, tree_view
 
 DRAFT = RULES[0]
 RESAMPLES = 2000
@@ -55,11 +56,21 @@ def _view(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
         "lengths": lengths,
         "by_slot": {name: acceptance_by_slot(_traces(rows, name, DRAFT)) for name in names},
         "change": {name: _change(list(sets.values()), name, names[0]) for name in names[1:]},
-    }
+    } | tree_view(sets, {name: _walk(sets, name) for name in names})
 
 
 def _traces(rows: Iterable[Mapping[str, Any]], drafter: str, rule: str) -> list[Trace]:
     return [Trace.from_json(row["drafters"][drafter][rule]) for row in rows]
+
+
+def _walk(sets: Mapping[str, Rows], drafter: str) -> dict[str, float]:
+    """Tokens a pass of the drafter's own draft, by set: a pass commits what was accepted and one token more."""
+    made = {}
+    for name, rows in sets.items():
+        traces = _traces(rows, drafter, DRAFT)
+        committed = sum(trace.new_tokens - 1 for trace in traces)
+        made[name] = committed / (committed - sum(trace.accepted for trace in traces))
+    return made
 
 
 def _change(sets: Sequence[Rows], name: str, base: str, seed: int = 0) -> dict[str, float]:
@@ -122,7 +133,7 @@ def _tables(view: dict[str, Any]) -> list[str]:
     slots = max(map(len, view["by_slot"].values()))
     shares = [[n, *(f"{s:.3f}" for s in by), *[""] * (slots - len(by))] for n, by in view["by_slot"].items()]
     tables["Share of blocks accepted up to a slot"] = markdown(["Drafter", *map(str, range(1, slots + 1))], shares)
-    return [f"### {title}\n\n{table}" for title, table in tables.items()]
+    return [f"### {title}\n\n{table}" for title, table in (tables | tree_tables(view)).items()]
 
 
 def _changes(view: dict[str, Any], names: Sequence[str]) -> str:

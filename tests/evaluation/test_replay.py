@@ -7,7 +7,7 @@ from lilicorr.cli import app
 from lilicorr.evaluation.compare import answer, decoding_options, encode
 from lilicorr.evaluation.loading import load_pair
 from lilicorr.evaluation.metrics import Trace
-from lilicorr.evaluation.replay import RULES, Text, answers_in, replay
+from lilicorr.evaluation.replay import RULES, Text, answers_in, drafts_along, walks
 from lilicorr.evaluation.replay_report import replay_report
 from lilicorr.modeling_lilicorr.lattice import Draft
 from lilicorr.training.target import target_pass
@@ -21,9 +21,13 @@ def pair(tiny_folders):
     return load_pair(tiny_folders / "target", drafters, dtype="fp32", device="cpu")
 
 
+def along(pair, drafter, text, slots=None):
+    taps = target_pass(pair.target, torch.tensor([text.token_ids]), drafter.config.target_layer_ids)[0]
+    return drafts_along(pair.target, drafter, text, taps, slots)
+
+
 def traces_of(pair, drafter, text, slots=None):
-    ids = torch.tensor([text.token_ids])
-    return replay(pair.target, drafter, text, target_pass(pair.target, ids, drafter.config.target_layer_ids)[0], slots)
+    return walks(text, along(pair, drafter, text, slots))
 
 
 def known(pair, prompt, said, ended):

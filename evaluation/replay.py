@@ -19,7 +19,7 @@ from ..candidate_generator.figures import GenerationFigures
 from ..kernels.reference import exact_path, longest_path
 from ..modeling_lilicorr.lattice import Block, Draft
 from ..training.block_states import block_states
-from .metrics import Trace
+from .metrics import Trace, trace_of
 
 TOGETHER = 32  # blocks that go through the LM head and the drafter's head at once
 RULES = ("draft", "first candidates", "exact path", "longest path", "best path there is")
@@ -143,8 +143,9 @@ def _follow(text: Text, runs: Sequence[int], slots: int) -> Trace:
     figures, place = GenerationFigures(), text.start
     while (left := text.end - 1 - place) > 0:
         drafted = slots if text.ended else min(slots, left - 1)  # a limit leaves the last token to the target
-        committed = min(runs[place - text.start] + 1, left)
+        accepted = min(runs[place - text.start], drafted, left)
+        committed = min(accepted + 1, left)
         if drafted:
-            figures.add_block(drafted, committed)
+            figures.add_block(drafted, committed, accepted)
         place += committed
-    return Trace(figures.blocks, tuple(figures.accepted_per_slot), text.end - text.start, figures.drafted)
+    return trace_of(figures, text.end - text.start)

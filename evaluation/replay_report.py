@@ -64,12 +64,12 @@ def _traces(rows: Iterable[Mapping[str, Any]], drafter: str, rule: str) -> list[
 
 
 def _walk(sets: Mapping[str, Rows], drafter: str) -> dict[str, float]:
-    """Tokens a pass of the drafter's own draft, by set: a pass commits what was accepted and one token more."""
+    """Tokens a pass of the drafter's own draft, by set; passes outside blocks commit one."""
     made = {}
     for name, rows in sets.items():
         traces = _traces(rows, drafter, DRAFT)
-        committed = sum(trace.new_tokens - 1 for trace in traces)
-        made[name] = committed / (committed - sum(trace.accepted for trace in traces))
+        tokens = sum(trace.new_tokens - 1 for trace in traces)
+        made[name] = tokens / (tokens - sum(trace.committed - trace.blocks for trace in traces))
     return made
 
 
@@ -81,9 +81,9 @@ def _change(sets: Sequence[Rows], name: str, base: str, seed: int = 0) -> dict[s
     for rows in sets:
         drawn = generator.integers(len(rows), size=(RESAMPLES, len(rows)))
         for drafter in averages:
-            counts = np.array([[t.accepted, t.blocks] for t in _traces(rows, drafter, DRAFT)], dtype=float)
-            accepted, blocks = counts[drawn].sum(axis=1).T
-            averages[drafter] += 1 + accepted / np.maximum(blocks, 1)
+            counts = np.array([[t.committed, t.blocks] for t in _traces(rows, drafter, DRAFT)], dtype=float)
+            committed, blocks = counts[drawn].sum(axis=1).T
+            averages[drafter] += np.where(blocks > 0, committed / np.maximum(blocks, 1), 1.0)
             exact[drafter] += acceptance_length(_traces(rows, drafter, DRAFT))
     low, high = np.quantile(averages[name] / averages[base] - 1, [0.025, 0.975])
     return {"change": exact[name] / exact[base] - 1, "low": float(low), "high": float(high)}

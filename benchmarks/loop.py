@@ -26,6 +26,7 @@ from lilicorr.evaluation.loading import LoadingError, Pair, load_pair
 from lilicorr.evaluation.machine import machine
 from lilicorr.evaluation.names import CHAIN, TEXTLESS, TREE
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
+from lilicorr.hub.terminal import loading, tracked
 from lilicorr.training.decode import stop_ids
 from rich import box
 from rich.console import Console
@@ -55,7 +56,7 @@ def main(
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a tree; unless given the drafter's own.")] = None,
     batch: Annotated[int, typer.Option(min=0, help="Prompts decoded together, given again if need be.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of a batch.")] = 3,
-    dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option()] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
 ) -> None:
@@ -63,7 +64,9 @@ def main(
     if out is not None and (out.is_dir() or not writable(out.parent)):
         raise SystemExit(f"--out {out} cannot be written; name a file in a folder that can.")
     try:
-        pair = load_pair(target or smollm2(), {"loop": str(drafter)}, dtype=dtype, device=device)
+        source = target or smollm2()
+        with loading("Loading target and drafter", source, drafter):
+            pair = load_pair(source, {"loop": str(drafter)}, dtype=dtype, device=device)
     except (LoadingError, TargetUnavailableError) as error:
         raise SystemExit(str(error)) from None
     report: dict[str, Any] = {
@@ -99,7 +102,7 @@ def passes(pair: Pair, prompts: Sequence[str], max_new_tokens: int, nodes: int |
     options = decoding_options(max_new_tokens)
     warm_up_arms(pair.target, arms, encode(pair.tokenizer, prompts[0], pair.target.device))
     totals: dict[str, dict[str, float]] = {arm.name: {} for arm in arms}
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(tracked(prompts, "prompts")):
         inputs = encode(pair.tokenizer, prompt, pair.target.device)
         start = number % len(arms)
         for arm in (*arms[start:], *arms[:start]):
@@ -179,7 +182,7 @@ def batched(pair: Pair, batch: int, max_new_tokens: int, nodes: int | None, repe
     with configured(drafter, settings):
         for more in arms.values():
             _seconds(target, inputs, decoding_options(8) | more)
-        for _ in range(repeats):
+        for _ in tracked(range(repeats), "runs"):
             for name, more in arms.items():
                 seconds, output = _seconds(target, inputs, decoding_options(max_new_tokens) | more)
                 rows[name] = answers(output[:, inputs["input_ids"].shape[1] :], stop_ids(pair.target))

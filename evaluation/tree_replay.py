@@ -27,6 +27,7 @@ class TreeTrace:
 
     Attributes:
         passes: of the target, the prompt's not counted; committed: tokens that they committed.
+        drafts: passes for which the drafter ran, and not the text's own continuation alone.
         drafted: nodes of all trees, anchors not counted.
         reached: in how many passes the tree held the text down to depth 1, 2, …: coverage of the path.
         nodes: of all trees, by depth 1, 2, ….
@@ -35,6 +36,7 @@ class TreeTrace:
 
     passes: int = 0
     committed: int = 0
+    drafts: int = 0
     drafted: int = 0
     reached: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
@@ -44,6 +46,7 @@ class TreeTrace:
         """Add what `other` counted."""
         self.passes += other.passes
         self.committed += other.committed
+        self.drafts += other.drafts
         self.drafted += other.drafted
         self.reached = _sum(self.reached, other.reached)
         self.nodes = _sum(self.nodes, other.nodes)
@@ -118,16 +121,17 @@ def follow_trees(
             found = None if written is None or proposal is None else (proposal, written.chances(proposal))
             sure = found is not None and nodes.skips_draft(found[1])
             deep = DEEPEST if drafts is None or count >= nodes.deep else drafts.num_slots
-            grown = grow_trees(
+            draft = None if drafts is None or sure else drafts.behind(place - text.start)
+            trace.drafts += draft is not None
+            tree = grow_trees(
                 tree.tokens[:, 0],
-                None if drafts is None or sure else drafts.behind(place - text.start),
+                draft,
                 [found],
                 count,
                 beta=1.0 if drafts is None else drafts.beta,
                 depth=min(room, deep),
                 ends=final,
             )
-            tree = nodes.cut(grown, 1)
         committed = _pass(tree, text.token_ids[place + 1 : place + 1 + left], trace)
         if written is not None:
             if proposal is not None:
@@ -152,7 +156,7 @@ def _pass(tree: TokenTree, truth: Sequence[int], trace: TreeTrace) -> Sequence[i
     committed = truth[: accepted + 1]
     held = Counter(depths[node] for node in children.values())
     nodes = [held[depth] for depth in range(1, max(held, default=0) + 1)]
-    trace.add(TreeTrace(1, len(committed), len(children), [1] * accepted, nodes, dict(came_from)))
+    trace.add(TreeTrace(1, len(committed), 0, len(children), [1] * accepted, nodes, dict(came_from)))
     return committed
 
 

@@ -22,7 +22,8 @@ def tree_view(sets: Mapping[str, Rows], walks: Mapping[str, Mapping[str, float]]
     Returns:
         `trees`: by drafter its `walk` and its trees by kind and nodes; `lookup`: by nodes; `suffixes`: by matched
         tokens how often they were `right` and `asked`. A tree's figures are tokens a pass by set (`sets`) and on
-        `average`, and shares over all passes: `reached` and mean `nodes` by depth, `sources` of committed tokens.
+        `average`, and over all sets shares of passes (`drafts`, and `reached` by depth), mean `nodes` by depth, and
+        shares of committed tokens (`sources`).
     """
     first = next(iter(sets.values()))[0]
     if "trees" not in first:
@@ -62,6 +63,7 @@ def _figures(sets: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
     return {
         "sets": by_set,
         "average": fmean(by_set.values()),
+        "drafts": whole.drafts / whole.passes,
         "reached": [count / whole.passes for count in whole.reached],
         "nodes": [count / whole.passes for count in whole.nodes],
         "sources": {source: whole.sources.get(source, 0) / whole.committed for source in SOURCES},
@@ -115,5 +117,13 @@ def _sources(kinds: Mapping[str, Mapping[str, Any]]) -> str:
         for count, figures in counts.items():
             shares = figures["sources"]
             own = 1 - sum(shares.values())
-            rows.append([kind, count, *(f"{shares[source]:.1%}" for source in SOURCES), f"{own:.1%}"])
-    return markdown(["", "Nodes", *SOURCES, "target"], rows)
+            rows.append(
+                [
+                    kind,
+                    count,
+                    *(f"{shares[source]:.1%}" for source in SOURCES),
+                    f"{own:.1%}",
+                    f"{figures['drafts']:.1%}",
+                ]
+            )
+    return markdown(["", "Nodes", *SOURCES, "target", "passes with a draft"], rows)

@@ -12,6 +12,7 @@ from lilicorr.training.target import target_pass
 
 PROMPTS = ("abc", "hello there hello", "x = 1", "3 + 4", "q")
 TAUGHT = 6  # candidates of a taught head
+NEVER = 263  # a token that is never said
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,14 @@ def drafts_of(pair, drafter, text):
 
 
 def teach(monkeypatch, drafter, follows):
-    """Have the head foretell `follows [vocab]`: the token that mostly comes next, among others, not always first."""
+    """Have the head foretell `follows [vocab]`: the token that mostly comes next, among others, not always first.
+
+    Returns a list that gets a number of rows with every draft.
+    """
+    drafted = []
 
     def foretell(block, return_lattice=False):
+        drafted.append(block.anchor_ids.shape[0])
         rows, slots = block.anchor_ids.shape[0], block.hidden.shape[1]
         token, candidates, log_probs = block.anchor_ids, [], []
         for slot in range(slots):
@@ -52,6 +58,7 @@ def teach(monkeypatch, drafter, follows):
         return Draft(picked, torch.ones_like(picked, dtype=torch.bool), lambda: chances[..., 0].exp(), lattice)
 
     monkeypatch.setattr(drafter.head, "draft", foretell)
+    return drafted
 
 
 def real(pair, drafter, prompt, nodes, lookup, **options):
@@ -89,21 +96,25 @@ def test_trees_commit_what_they_do_in_a_real_run(pair, head, nodes, lookup):
 def test_trees_of_a_drafter_that_is_often_right_commit_what_they_do_in_a_real_run(pair, monkeypatch, nodes, lookup):
     drafter, sources, ends = pair.drafters["lilicorr"], set(), 0
     follows = torch.zeros(pair.target.config.vocab_size, dtype=torch.long)
-    teach(monkeypatch, drafter, follows)
+    drafted, skipped = teach(monkeypatch, drafter, follows), 0
     for prompt in (encode(pair.tokenizer, text, pair.target.device) for text in PROMPTS):
         whole = answer(pair.target, prompt, **decoding_options(60)).token_ids
         follows[list(whole[:-1])] = torch.tensor(whole[1:])
-        for end in list(dict.fromkeys(whole[2:]))[::5]:
+        for end in [*list(dict.fromkeys(whole[2:]))[::5], NEVER]:
             options = decoding_options(90) | {"eos_token_id": end}
+            drafted.clear()
             said, figures = real(pair, drafter, prompt, nodes, lookup, **options)
             if len(said) < 2:
                 continue
+            ran = len(drafted)
             text = known(prompt, said, ended=said[-1] == end)
             trace = follow_trees(text, nodes, drafts_of(pair, drafter, text), lookup, {end})
             assert_same(trace, figures)
+            assert trace.drafts == ran
+            skipped += figures.blocks - ran  # the text was sure enough
             sources |= set(trace.sources)
             ends += figures.blocks and figures.accepted_per_block[-1] == figures.committed_per_block[-1]
-    assert ends > 0 and sources == ({"lattice", "text", "both"} if lookup else {"lattice"})
+    assert ends > 0 and (skipped > 0) == lookup and sources == ({"lattice", "text", "both"} if lookup else {"lattice"})
 
 
 def test_the_texts_own_continuation_alone_needs_no_drafter():
@@ -142,6 +153,7 @@ def test_report_pools_passes_by_set_and_averages_sets():
         return {
             "passes": passes,
             "committed": committed,
+            "drafts": passes,
             "drafted": 3 * passes,
             "reached": reached,
             "nodes": [3 * passes],
@@ -170,5 +182,5 @@ def test_report_pools_passes_by_set_and_averages_sets():
     )
     assert "| 1 | 0.25 | 0.40 | 12 |" in "".join(tables.values())
     assert "| with text | 3 | 1.00 (3.0) |" in "".join(tables.values())
-    assert "| with text | 3 | 12.5% | 0.0% | 37.5% | 50.0% |" in "".join(tables.values())
+    assert "| with text | 3 | 12.5% | 0.0% | 37.5% | 50.0% | 100.0% |" in "".join(tables.values())
     assert tree_view({"x": [{}]}, {}) == {} and tree_tables({}) == {}

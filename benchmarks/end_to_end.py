@@ -4,24 +4,25 @@
 
 Every JSONL row holds `{"messages": [{"role": "user", "content": …}, …]}`; the first user turn is asked. Tokens/s
 count new tokens by the wall clock of `generate`, prefill included. Acceptance lengths count the bonus token and weigh
-every block the same. A drafter that adapts its draft lengths to the machine is also run with whole blocks, since only
-acceptance lengths of equal drafts compare.
+every block the same. `--arms` chooses among: a drafter's trees, named after it; trees without the text's own
+continuation; the chain of Transformers' assisted loop; and what a person has without a drafter, Transformers'
+`prompt_lookup_num_tokens`. Transformers' own DFlash, for one family of models on GPUs, is left out.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from lilicorr.evaluation.arms import Measured, arms_of, ask, differences
-from lilicorr.evaluation.compare import decoding_options, encode, warm_up
+from lilicorr.evaluation.arms import Measured, arms_of, ask, differences, warm_up_arms
+from lilicorr.evaluation.compare import decoding_options, encode
 from lilicorr.evaluation.files import writable, write_json
 from lilicorr.evaluation.loading import LoadingError, Pair, load_pair
 from lilicorr.evaluation.machine import machine
 from lilicorr.evaluation.metrics import loops
-from lilicorr.evaluation.names import PLAIN, WHOLE, named_folders
+from lilicorr.evaluation.names import ALL, ARMS, PLAIN, chosen_arms, named_folders, suffix_of
 from lilicorr.evaluation.sets import choose, load_sets
 from lilicorr.evaluation.summary import arm_figures
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
@@ -37,6 +38,10 @@ def main(
     drafter: Annotated[list[str], typer.Option(help="name=folder; may be given several times.")],
     data: Annotated[Path, typer.Option(help="Folder of JSONL files of evaluation prompts.")],
     target: Annotated[str | None, typer.Option(help="The target; SmolLM2-135M-Instruct unless given.")] = None,
+    arms: Annotated[list[str] | None, typer.Option(help=f"{', '.join(ARMS)}; {ALL} unless given.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of a tree; unless given what the drafters' configurations say.")
+    ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts in all, spread evenly over the files.")] = 40,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
@@ -46,7 +51,10 @@ def main(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
 ) -> None:
     """Run the benchmark and print its tables."""
-    folders = _named(drafter)
+    try:
+        folders, kinds = named_folders(drafter), chosen_arms(arms or [ALL])
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     if out is not None and (out.is_dir() or not writable(out.parent)):
         raise SystemExit(f"--out {out} cannot be written; name a file in a folder that can.")
     chosen = choose_prompts(data, prompts, seed)
@@ -59,12 +67,14 @@ def main(
     settings = {
         "target": target or "SmolLM2-135M-Instruct",
         "drafters": folders,
+        "arms": kinds,
+        "nodes": nodes,
         "prompts": len(chosen),
         "max_new_tokens": max_new_tokens,
         "dtype": str(pair.target.dtype),
         "seed": seed,
     }
-    rows = list(measure(pair, chosen, max_new_tokens))
+    rows = list(measure(pair, chosen, max_new_tokens, kinds, nodes))
     report = {
         "settings": settings,
         "machine": machine(pair.target.device),
@@ -78,13 +88,6 @@ def main(
         write_json(out, report)
 
 
-def _named(drafters: list[str]) -> dict[str, str]:
-    try:
-        return named_folders(drafters)
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
-
-
 def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
     """`count` pairs of set name and first user turn, in turn from every JSONL file of `data`, shuffled by `seed`."""
     try:
@@ -93,11 +96,13 @@ def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:
         raise SystemExit(str(error)) from None
 
 
-def measure(pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int) -> Iterator[dict[str, Any]]:
+def measure(
+    pair: Pair, chosen: list[tuple[str, str]], max_new_tokens: int, kinds: Sequence[str], nodes: int | None
+) -> Iterator[dict[str, Any]]:
     """Yield one row a prompt with an `Answer` of every arm; their order turns by one each prompt."""
-    arms = arms_of(pair.drafters, pair.target.device)
+    arms = arms_of(pair.drafters, kinds, nodes)
     options = decoding_options(max_new_tokens)
-    warm_up(pair.target, list(pair.drafters.values()), encode(pair.tokenizer, chosen[0][1], pair.target.device))
+    warm_up_arms(pair.target, arms, encode(pair.tokenizer, chosen[0][1], pair.target.device))
     for number, (name, prompt) in enumerate(tracked(chosen, "prompts")):
         inputs = encode(pair.tokenizer, prompt, pair.target.device)
         answers = ask(pair.target, arms, inputs, first=number, **options)
@@ -140,16 +145,16 @@ def show(report: dict[str, Any]) -> None:
 
 
 def summary_table(title: str, summary: dict[str, Any]) -> Table:
-    """One row an arm, with ratios to plain (speed) and to `none` with the same draft lengths (speed, acceptance)."""
+    """One row an arm, with ratios to plain (speed) and to the same kind of arm of `none` (speed, acceptance)."""
     table = Table(title=title, box=box.MARKDOWN)
     table.add_column("arm")
     speed, lengths = ["tok/s", "to plain", "to none"], ["drafted a pass", "acceptance length", "to none"]
-    for name in [*speed, *lengths, "draft ms", "target ms", "equal to plain"]:
+    for name in [*speed, "tokens a pass", *lengths, "draft ms", "target ms", "equal to plain"]:
         table.add_column(name, justify="right")
     arms = summary["arms"]
     plain = arms.get(PLAIN, {})
     for name, figures in arms.items():
-        none = arms.get("none" + WHOLE if name.endswith(WHOLE) else "none", {})
+        none = arms.get("none" + suffix_of(name), {})
         stages = figures.get("milliseconds_per_pass", {})
         equal = f"{figures['equal']} of {summary['answers']}"
         if figures["largest_logit_gap"] is not None:
@@ -159,6 +164,7 @@ def summary_table(title: str, summary: dict[str, Any]) -> Table:
             f"{figures['tokens_per_second']:.1f}",
             _ratio(figures, plain, "tokens_per_second"),
             _ratio(figures, none, "tokens_per_second"),
+            f"{figures['tokens_per_pass']:.2f}" if "tokens_per_pass" in figures else "",
             f"{figures['drafted_per_pass']:.2f}" if "drafted_per_pass" in figures else "",
             f"{figures['acceptance_length']:.3f}" if "acceptance_length" in figures else "",
             _ratio(figures, none, "acceptance_length"),
@@ -173,8 +179,8 @@ def _ratio(figures: dict[str, Any], base: dict[str, Any], key: str) -> str:
 
 
 def sets_table(sets: dict[str, Any]) -> Table:
-    """Acceptance length and speed-up of every arm by evaluation set."""
-    table = Table(title="by set: acceptance length (speed to plain)", box=box.MARKDOWN)
+    """Tokens a pass and speed-up of every arm by evaluation set."""
+    table = Table(title="by set: tokens a pass (speed to plain)", box=box.MARKDOWN)
     table.add_column("set")
     table.add_column("answers", justify="right")
     arms = [arm for arm in next(iter(sets.values()))["arms"] if arm != PLAIN]
@@ -185,8 +191,8 @@ def sets_table(sets: dict[str, Any]) -> Table:
         for arm in arms:
             figures = summary["arms"][arm]
             speed = _ratio(figures, summary["arms"][PLAIN], "tokens_per_second")
-            length = figures.get("acceptance_length")
-            cells.append("" if length is None else f"{length:.2f} ({speed})")
+            made = figures.get("tokens_per_pass")
+            cells.append(speed if made is None else f"{made:.2f} ({speed})")
         table.add_row(name, str(summary["answers"]), *cells)
     return table
 

@@ -11,7 +11,7 @@ from ..hub.sources import check_models
 from ..hub.targets import smollm2
 from ..hub.terminal import counting, loading, one_sentence, waiting
 from .files import writable
-from .names import named_folders
+from .names import ALL, ARMS, CHAIN, TREE, chosen_arms, named_folders
 from .sets import choose, load_sets
 
 ROWS = "rows.jsonl"
@@ -27,6 +27,13 @@ def evaluate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer at most.")] = 256,
     temperature: Annotated[list[float] | None, typer.Option(min=0.0, help="0 is greedy; 0 and 1 unless given.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Of the sampled runs; 42, 43 and 44 unless given.")] = None,
+    arms: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Arms besides plain decoding: {', '.join(ARMS)}, {ALL}; unless given {TREE} and {CHAIN}."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of a tree; unless given what the drafters' configurations say.")
+    ] = None,
     greedy_runs: Annotated[int, typer.Option(min=1, help="Greedy runs of each prompt: times differ, not text.")] = 1,
     turns: Annotated[str, typer.Option(help="first; or all, on top of plain decoding's answers.")] = "first",
     coverage_blocks: Annotated[int, typer.Option(min=0, help="Blocks a prompt to count coverage on; 0: none.")] = 4,
@@ -42,6 +49,7 @@ def evaluate(
         for name, values in (("--temperature", temperatures), ("--seed", seeds)):
             if len(set(values)) < len(values) or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} is given as {values}, expected finite numbers, each once.")
+        kinds = chosen_arms(arms or [TREE, CHAIN])
         if turns not in ("first", "all"):
             raise ValueError(f"--turns is {turns!r}, expected first or all.")
         if output.is_file() or not writable(output):
@@ -61,7 +69,8 @@ def evaluate(
             for value in temperatures:
                 check_temperature(value)
             pair = load_pair(source, folders, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-            plan = Plan(max_new_tokens, tuple(temperatures), tuple(seeds), greedy_runs, turns == "all", coverage_blocks)
+            runs = (tuple(temperatures), tuple(seeds), greedy_runs)
+            plan = Plan(max_new_tokens, *runs, turns == "all", coverage_blocks, kinds, nodes)
             settings = settings_of(pair, target or "SmolLM2-135M-Instruct", folders, plan, source)
         journal = Journal(output / ROWS, settings)
         with counting(f"{len(questions)} prompts, runs", len(questions) * len(plan.runs)) as advance:

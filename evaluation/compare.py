@@ -1,7 +1,7 @@
 """Plain against assisted generation of one target: same prompts, one run, alternating, only `generate` is timed."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,17 +10,21 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..training.decode import check_temperature
-from .metrics import Trace, first_difference
+from .metrics import Trace, first_difference, trace_of
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One timed call of `generate`: the new token ids, the seconds it took, what drafting did, seconds by stage."""
+    """One timed call of `generate`: the new token ids, the seconds it took, what drafting did, seconds by stage.
+
+    `passes` of the target after the prompt's are counted where stages are timed.
+    """
 
     token_ids: tuple[int, ...]
     seconds: float
     trace: Trace | None = None
     stages: dict[str, float] = field(default_factory=dict)
+    passes: int | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -101,7 +105,8 @@ def answer(
     Args:
         target: the causal LM; inputs: from `encode`; drafter: the assistant model, or `None` for plain generation.
         seed: set before the call.
-        stages: also time the prompt's pass ("prefill"), drafting and the target's other passes apart.
+        stages: also time what goes before and the prompt's pass ("prefill"), drafting and the target's other passes
+            apart.
         **options: passed to `generate`, see `decoding_options`.
 
     Returns:
@@ -110,22 +115,16 @@ def answer(
     torch.manual_seed(seed)
     if drafter is not None:
         options["assistant_model"] = drafter
-    known = stages and drafter is not None and target.device.type in ("cpu", "cuda")
-    clock = _Clock(target.device) if known else None
-    with _stage_clock(target, drafter, clock):
-        _wait(target.device)
+    clock = Clock(target.device) if stages and target.device.type in ("cpu", "cuda") else None
+    _wait(target.device)
+    with stage_clock(target, drafter, clock):
         started = time.perf_counter()
         output = cast(Any, target).generate(**inputs, **options)
         _wait(target.device)
         seconds = time.perf_counter() - started
     new = tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
-    spent = {} if clock is None else clock.spent()
-    return Answer(new, seconds, None if drafter is None else _trace(drafter, len(new)), spent)
-
-
-def _trace(drafter: Any, new_tokens: int) -> Trace:
-    figures = drafter.last_generation
-    return Trace(figures.blocks, tuple(figures.accepted_per_slot), new_tokens, figures.drafted)
+    trace = None if drafter is None else trace_of(drafter.last_generation, len(new))
+    return Answer(new, seconds, trace) if clock is None else Answer(new, seconds, trace, clock.spent(), clock.passes)
 
 
 def _wait(device: torch.device) -> None:
@@ -133,7 +132,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class _Clock:
+class Clock:
     """Tells seconds between moments: read off the clock on a CPU, off events on a GPU, where nothing waits for it.
 
     `spent` of a GPU is complete only after the device has been waited for.
@@ -144,6 +143,7 @@ class _Clock:
         self._spans: list[tuple[str, Any, Any]] = []
 
     def now(self) -> Any:
+        """This moment."""
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -151,41 +151,64 @@ class _Clock:
         return event
 
     def add(self, stage: str, started: Any) -> None:
+        """Note that `stage` lasted from `started` until now."""
         self._spans.append((stage, started, self.now()))
+
+    def timed(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, noted as `stage` whenever it is called."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            started = self.now()
+            result = call(*args, **kwargs)
+            self.add(stage, started)
+            return result
+
+        return noted
+
+    @property
+    def passes(self) -> int:
+        """Passes of the target after the prompt's."""
+        return sum(stage == "target" for stage, _, _ in self._spans)
 
     def spent(self) -> dict[str, float]:
         """Seconds by stage."""
         totals = {"prefill": 0.0, "draft": 0.0, "target": 0.0}
         for stage, started, ended in self._spans:
-            totals[stage] += started.elapsed_time(ended) / 1000 if self._on_gpu else ended - started
+            span = started.elapsed_time(ended) / 1000 if self._on_gpu else ended - started
+            totals[stage] = totals.get(stage, 0.0) + span
         return totals
 
 
 @contextmanager
-def _stage_clock(target: PreTrainedModel, drafter: Any, clock: _Clock | None) -> Iterator[None]:
-    """Note the seconds inside the target's forward and the drafter's `draft`; `None` measures nothing."""
+def stage_clock(target: PreTrainedModel, drafter: Any, clock: Clock | None) -> Iterator[None]:
+    """Note the seconds inside the target's forward and the drafter's `draft` (`None`: no drafter).
+
+    The first pass of a call reads the prompt; all until its end is the stage "prefill", later ones are "target".
+    A `clock` of `None` measures nothing.
+    """
     if clock is None:
         yield
         return
-    draft = drafter.draft
-    entered: list[Any] = []
-    stages = iter(("prefill",))  # the first pass of a call reads the prompt; all later ones verify
-
-    def timed_draft(*args: Any, **kwargs: Any) -> Any:
-        started = clock.now()
-        result = draft(*args, **kwargs)
-        clock.add("draft", started)
-        return result
-
+    entered = [clock.now()]
+    stages = iter(("prefill",))
     before = target.register_forward_pre_hook(lambda *_: entered.append(clock.now()))
-    after = target.register_forward_hook(lambda *_: clock.add(next(stages, "target"), entered.pop()))
-    drafter.draft = timed_draft
+    after = target.register_forward_hook(lambda *_: _note(clock, next(stages, "target"), entered))
+    held = {} if drafter is None else {name: each for name, each in vars(drafter).items() if name == "draft"}
+    if drafter is not None:
+        drafter.draft = clock.timed("draft", drafter.draft)
     try:
         yield
     finally:
-        del drafter.draft  # the class's own method shows again
+        if drafter is not None:
+            del drafter.draft  # the class's own method shows again
+            vars(drafter).update(held)
         before.remove()
         after.remove()
+
+
+def _note(clock: Clock, stage: str, entered: list[Any]) -> None:
+    clock.add(stage, entered[0] if stage == "prefill" else entered[-1])
+    entered.pop()
 
 
 def compare(

@@ -8,24 +8,29 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..candidate_generator.figures import GenerationFigures
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What drafting did for one answer; committed tokens are `accepted` and one bonus token a block.
+    """What drafting did for one answer; a block commits its accepted tokens and, if it goes on, one of the target's.
 
     Attributes:
         blocks: verified blocks.
         accepted_per_slot: for slot 1, 2, …: in how many blocks the draft of that slot was accepted.
         new_tokens: tokens of the answer, among them the one that the prefill gave.
         drafted: drafted tokens of all blocks.
+        endings: blocks that ended the answer with an accepted token, which none of the target's followed.
     """
 
     blocks: int
     accepted_per_slot: tuple[int, ...]
     new_tokens: int
     drafted: int = 0
+    endings: int = 0
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> "Trace":
@@ -37,12 +42,24 @@ class Trace:
         """Accepted draft tokens of all blocks."""
         return sum(self.accepted_per_slot)
 
+    @property
+    def committed(self) -> int:
+        """Tokens that entered the answer by all blocks."""
+        return self.accepted + self.blocks - self.endings
+
+
+def trace_of(figures: "GenerationFigures", new_tokens: int) -> Trace:
+    """From a call's `figures` and the tokens of its answer."""
+    blocks = zip(figures.accepted_per_block, figures.committed_per_block, strict=True)
+    endings = sum(accepted == committed for accepted, committed in blocks)
+    return Trace(figures.blocks, tuple(figures.accepted_per_slot), new_tokens, figures.drafted, endings)
+
 
 def acceptance_length(traces: Iterable[Trace]) -> float:
     """Tokens committed per verified block with the bonus token, each block weighing the same; NaN without blocks."""
     traces = list(traces)
     blocks = sum(trace.blocks for trace in traces)
-    return 1 + sum(trace.accepted for trace in traces) / blocks if blocks else float("nan")
+    return sum(trace.committed for trace in traces) / blocks if blocks else float("nan")
 
 
 def mean_of_response_means(traces: Iterable[Trace]) -> float:

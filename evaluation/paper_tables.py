@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from .names import PLAIN
+from .names import PLAIN, PROMPT_LOOKUPS, suffix_of
 from .sets import TITLES
 
 NOTHING = "–"
@@ -147,21 +147,20 @@ def rules_table(coverage: dict[str, Any]) -> str:
     return markdown(["", "Benchmark", "blocks", "Greedy", "Exact", "Δ"], rows, text_columns=2) if rows else ""
 
 
-def against_table(temperatures: dict[str, Any], view: str, base: str, suffix: str) -> str:
-    """Acceptance length by set and its change from the arm `base`, each arm against the base of equal drafts.
+def against_table(temperatures: dict[str, Any], view: str, base: str) -> str:
+    """Acceptance length by set and its change from the drafter `base`, each arm against the base's of the same kind.
 
-    Args:
-        base: name of an arm; suffix: what the names of whole-block arms end in. Empty if there is no other arm.
+    Empty if there is no other drafter.
     """
-    names = [name for name in arms_in(temperatures) if name.removesuffix(suffix) != base]
+    known = arms_in(temperatures)
+    names = [name for name in known if name not in PROMPT_LOOKUPS and name.removesuffix(suffix_of(name)) != base]
     rows = []
     for temperature, views in temperatures.items():
         for number, (name, condensed) in enumerate(views[view]["sets"].items()):
             cells = []
             for arm in names:
                 own = median(condensed["arms"].get(arm), LENGTH.key)
-                other = base + suffix if arm.endswith(suffix) else base
-                against = median(condensed["arms"].get(other), LENGTH.key)
+                against = median(condensed["arms"].get(base + suffix_of(arm)), LENGTH.key)
                 cells.append(NOTHING if own is None or against is None else f"{own:.3f} ({own / against - 1:+.1%})")
             rows.append([panel(temperature) if number == 0 else "", TITLES.get(name, name), *cells])
     return markdown(["", "Benchmark", *names], rows, text_columns=2) if names else ""

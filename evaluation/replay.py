@@ -7,7 +7,8 @@ once.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..candidate_generator.figures import GenerationFigures
 from ..kernels.reference import exact_path, longest_path
 from ..modeling_lilicorr.lattice import Block, Draft
 from ..training.block_states import block_states
-from .metrics import Trace
+from .metrics import Trace, trace_of
 
 TOGETHER = 32  # blocks that go through the LM head and the drafter's head at once
 RULES = ("draft", "first candidates", "exact path", "longest path", "best path there is")
@@ -52,27 +53,24 @@ def answers_in(token_ids: Sequence[int], said: Sequence[bool], ends: Collection[
 
 
 @torch.no_grad()
-def replay(
+def drafts_along(
     target: PreTrainedModel, drafter: Any, text: Text, taps: Tensor, num_slots: int | None = None
-) -> dict[str, Trace]:
-    """Follow `text` block by block, as `generate` would with whole blocks or `num_assistant_tokens=num_slots`.
+) -> list[Draft]:
+    """What `drafter` drafts behind every token of the answer but its last, `TOGETHER` blocks in one `Draft`.
 
     Args:
         drafter: on the target's device; taps: the target's states of the text at its layers, `[1, L, taps * d]`.
         num_slots: tokens drafted at a time, at most `B - 1`.
 
     Returns:
-        What would have been accepted, by `RULES`; those that the head has no scores or candidates for are absent.
-        `draft` is the drafter; `first candidates` takes each slot's likeliest token, `exact path` the path with the
-        highest summed score (paper Eq. 12), `longest path` that of the longest expected prefix, `best path there is`
-        whatever candidate is right.
+        Drafts with their lattices; `probabilities` are worked out for heads whose trees need them.
     """
-    device, slots = target.device, min(num_slots or drafter.config.num_slots, drafter.config.num_slots)
+    device, slots = target.device, _slots(drafter, num_slots)
     ids = torch.tensor([text.token_ids[: text.end]], device=device)
     anchors = torch.arange(text.start, text.end - 1, device=device)
     embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
     context, states = block_states(drafter, embed, ids, taps[:, : text.end], anchors[None], TOGETHER, slots)
-    hidden, choices = states[0, :, 1:], dict[str, list[Tensor]]()
+    hidden, made = states[0, :, 1:], []
     for rows in torch.arange(len(anchors), device=device).split(TOGETHER):
         places = anchors[rows]
         block = Block(
@@ -84,15 +82,45 @@ def replay(
             embed=lambda tokens: embed(tokens).to(drafter.dtype),
             anchor_hidden=states[0, rows, 0],
         )
-        truth = _truth(ids, places, slots)
-        for rule, right in _right(drafter.head.draft(block, return_lattice=True), truth).items():
+        draft = drafter.head.draft(block, return_lattice=True)
+        chances = torch.ones_like(draft.tokens, dtype=torch.float32)
+        if not drafter.head.grows_trees:
+            chances = draft.probabilities()
+        made.append(replace(draft, probabilities=partial(_given, chances)))  # else it would hold on to the logits
+    return made
+
+
+def _given(chances: Tensor) -> Tensor:
+    return chances
+
+
+def _slots(drafter: Any, num_slots: int | None) -> int:
+    return min(num_slots or drafter.config.num_slots, drafter.config.num_slots)
+
+
+def walks(text: Text, drafts: Sequence[Draft]) -> dict[str, Trace]:
+    """Follow `text` block by block, as Transformers' assisted loop would with these `drafts` of `drafts_along`.
+
+    Returns:
+        What would have been accepted, by `RULES`; those that the head has no scores or candidates for are absent.
+        `draft` is the drafter; `first candidates` takes each slot's likeliest token, `exact path` the path with the
+        highest summed score (paper Eq. 12), `longest path` that of the longest expected prefix, `best path there is`
+        whatever candidate is right.
+    """
+    choices, place, slots = dict[str, list[Tensor]](), text.start, drafts[0].tokens.shape[1]
+    ids = torch.tensor(text.token_ids[: text.end], device=drafts[0].tokens.device)
+    for draft in drafts:
+        count = draft.tokens.shape[0]
+        truth = _truth(ids, place + torch.arange(count, device=ids.device), slots)
+        for rule, right in _right(draft, truth).items():
             choices.setdefault(rule, []).append(right.cumprod(dim=1).sum(dim=1))
+        place += count
     return {rule: _follow(text, torch.cat(runs).tolist(), slots) for rule, runs in choices.items()}
 
 
 def _truth(ids: Tensor, places: Tensor, slots: int) -> Tensor:
     """The text behind each of `places [N]`, `[N, slots]`; -1 behind its end."""
-    padded = torch.nn.functional.pad(ids[0], (0, slots), value=-1)
+    padded = torch.nn.functional.pad(ids, (0, slots), value=-1)
     return padded[places[:, None] + torch.arange(1, slots + 1, device=ids.device)]
 
 
@@ -115,8 +143,9 @@ def _follow(text: Text, runs: Sequence[int], slots: int) -> Trace:
     figures, place = GenerationFigures(), text.start
     while (left := text.end - 1 - place) > 0:
         drafted = slots if text.ended else min(slots, left - 1)  # a limit leaves the last token to the target
-        committed = min(runs[place - text.start] + 1, left)
+        accepted = min(runs[place - text.start], drafted, left)
+        committed = min(accepted + 1, left)
         if drafted:
-            figures.add_block(drafted, committed)
+            figures.add_block(drafted, committed, accepted)
         place += committed
-    return Trace(figures.blocks, tuple(figures.accepted_per_slot), text.end - text.start, figures.drafted)
+    return trace_of(figures, text.end - text.start)

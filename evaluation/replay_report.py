@@ -12,6 +12,7 @@ from .metrics import Trace, acceptance_by_slot, acceptance_length
 from .paper_tables import NOTHING, markdown
 from .replay import RULES
 from .sets import TITLES, in_order
+from .tree_report import tree_tables, tree_view
 
 DRAFT = RULES[0]
 RESAMPLES = 2000
@@ -55,11 +56,21 @@ def _view(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
         "lengths": lengths,
         "by_slot": {name: acceptance_by_slot(_traces(rows, name, DRAFT)) for name in names},
         "change": {name: _change(list(sets.values()), name, names[0]) for name in names[1:]},
-    }
+    } | tree_view(sets, {name: _walk(sets, name) for name in names})
 
 
 def _traces(rows: Iterable[Mapping[str, Any]], drafter: str, rule: str) -> list[Trace]:
     return [Trace.from_json(row["drafters"][drafter][rule]) for row in rows]
+
+
+def _walk(sets: Mapping[str, Rows], drafter: str) -> dict[str, float]:
+    """Tokens a pass of the drafter's own draft, by set; passes outside blocks commit one."""
+    made = {}
+    for name, rows in sets.items():
+        traces = _traces(rows, drafter, DRAFT)
+        tokens = sum(trace.new_tokens - 1 for trace in traces)
+        made[name] = tokens / (tokens - sum(trace.committed - trace.blocks for trace in traces))
+    return made
 
 
 def _change(sets: Sequence[Rows], name: str, base: str, seed: int = 0) -> dict[str, float]:
@@ -70,9 +81,9 @@ def _change(sets: Sequence[Rows], name: str, base: str, seed: int = 0) -> dict[s
     for rows in sets:
         drawn = generator.integers(len(rows), size=(RESAMPLES, len(rows)))
         for drafter in averages:
-            counts = np.array([[t.accepted, t.blocks] for t in _traces(rows, drafter, DRAFT)], dtype=float)
-            accepted, blocks = counts[drawn].sum(axis=1).T
-            averages[drafter] += 1 + accepted / np.maximum(blocks, 1)
+            counts = np.array([[t.committed, t.blocks] for t in _traces(rows, drafter, DRAFT)], dtype=float)
+            committed, blocks = counts[drawn].sum(axis=1).T
+            averages[drafter] += np.where(blocks > 0, committed / np.maximum(blocks, 1), 1.0)
             exact[drafter] += acceptance_length(_traces(rows, drafter, DRAFT))
     low, high = np.quantile(averages[name] / averages[base] - 1, [0.025, 0.975])
     return {"change": exact[name] / exact[base] - 1, "low": float(low), "high": float(high)}
@@ -122,7 +133,7 @@ def _tables(view: dict[str, Any]) -> list[str]:
     slots = max(map(len, view["by_slot"].values()))
     shares = [[n, *(f"{s:.3f}" for s in by), *[""] * (slots - len(by))] for n, by in view["by_slot"].items()]
     tables["Share of blocks accepted up to a slot"] = markdown(["Drafter", *map(str, range(1, slots + 1))], shares)
-    return [f"### {title}\n\n{table}" for title, table in tables.items()]
+    return [f"### {title}\n\n{table}" for title, table in (tables | tree_tables(view)).items()]
 
 
 def _changes(view: dict[str, Any], names: Sequence[str]) -> str:

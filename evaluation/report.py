@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import write_json, write_text
-from .names import WHOLE
+from .names import PROMPT_LOOKUPS, suffix_of
 from .paper_tables import (
     LENGTH,
     RATE,
@@ -83,8 +83,9 @@ def _loops(temperatures: dict[str, Any]) -> str:
 
 def _tables(temperatures: dict[str, Any], view: str, poolings: bool) -> list[str]:
     """Headed tables of one view of the answers."""
-    bases = [name for name in arms_in(temperatures) if not name.endswith(WHOLE)]
-    base = "none" if "none" in bases else bases[0]
+    arms = [name for name in arms_in(temperatures) if name not in PROMPT_LOOKUPS]
+    drafters = list(dict.fromkeys(name.removesuffix(suffix_of(name)) for name in arms))
+    base = "none" if "none" in drafters else next(iter(drafters), "")
     tables = {
         "Speed-up over plain decoding (Table 1)": grid(
             temperatures, view, "sets", "Benchmark", [SPEED_UP], plain=[RATE]
@@ -96,7 +97,7 @@ def _tables(temperatures: dict[str, Any], view: str, poolings: bool) -> list[str
             temperatures, view, "categories", "Category", [LENGTH, RATE], average=False
         ),
         "Medians over runs, sample standard deviation in parentheses (Table 9)": seeds_table(temperatures, view),
-        f"Acceptance length, change from `{base}` (as Table 12)": against_table(temperatures, view, base, WHOLE),
+        f"Acceptance length, change from `{base}` (as Table 12)": against_table(temperatures, view, base),
         "By tokens of the prompt, concurrency one (Table 13)": grid(
             temperatures,
             view,
@@ -135,6 +136,7 @@ def _equal(figures: dict[str, Any], temperature: str) -> str:
 
 
 _STAGES = {
+    "tokens a pass": _number("tokens_per_pass", "{:.2f}"),
     "drafted": _number("drafted_per_pass", "{:.2f}"),
     "drafting ms": _number("milliseconds_per_pass", "{:.2f}", "draft"),
     "verifying ms": _number("milliseconds_per_pass", "{:.2f}", "target"),

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .arms import Measured, arms_of, ask, differences
-from .compare import Answer, decoding_options, encode, warm_up
+from .arms import Measured, arms_of, ask, differences, warm_up_arms
+from .compare import Answer, decoding_options, encode
 from .coverage import add_coverage, count_coverage
 from .journal import Journal
 from .loading import Pair
 from .machine import machine, models
-from .names import PLAIN
+from .names import CHAIN, PLAIN, TREE
 from .sets import Question, in_order
 from .summary import Asked, by_temperature
 
@@ -26,6 +26,7 @@ class Plan:
         temperatures: 0 is greedy; seeds: of the runs at every temperature above it; greedy_runs: runs at 0.
         all_turns: ask later turns too, on top of plain decoding's answers to those before.
         coverage_blocks: blocks of each question's first answer drafted again to count coverage; 0: none.
+        arms: those of `names.ARMS` to ask besides plain decoding; nodes: of their trees, see `arms.arms_of`.
     """
 
     max_new_tokens: int
@@ -34,6 +35,8 @@ class Plan:
     greedy_runs: int = 1
     all_turns: bool = False
     coverage_blocks: int = 4
+    arms: tuple[str, ...] = (TREE, CHAIN)
+    nodes: int | None = None
 
     @property
     def runs(self) -> list[tuple[float, int]]:
@@ -73,7 +76,8 @@ def evaluate(
             continue
         if not warm:
             inputs = encode(pair.tokenizer, _messages(question)[:1], pair.target.device)
-            warm_up(pair.target, list(pair.drafters.values()), {key: ids[:, :64] for key, ids in inputs.items()})
+            arms = arms_of(pair.drafters, plan.arms, plan.nodes)
+            warm_up_arms(pair.target, arms, {key: ids[:, :64] for key, ids in inputs.items()})
             warm = True
         journal.add(_row(pair, question, plan, number, advance))
 
@@ -87,7 +91,7 @@ def _row(pair: Pair, question: Question, plan: Plan, number: int, advance: Calla
     row: dict[str, Any] = {"key": question.key, "set": question.set, "category": question.category, "asked": []}
     limit = getattr(pair.target.config.get_text_config(), "max_position_embeddings", None)
     for count, (temperature, seed) in enumerate(plan.runs):
-        arms = arms_of(pair.drafters, pair.target.device)
+        arms = arms_of(pair.drafters, plan.arms, plan.nodes)
         messages = _messages(question)
         for turn in range(len(question.turns) if plan.all_turns else 1):
             if turn:

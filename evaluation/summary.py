@@ -47,10 +47,10 @@ class Asked:
 
 
 def arm_figures(runs: Sequence[Measured]) -> dict[str, Any]:
-    """Speed, equality with plain and, for an arm that drafts, acceptance and time by stage.
+    """Speed, tokens a pass, time by stage, equality with plain and, for a drafter, acceptance.
 
-    Speed counts new tokens by the wall clock, prefill included. `milliseconds_per_pass` and `shares` are of the time
-    after the prefill; a pass of the target that had nothing to verify counts as well.
+    Speed counts new tokens by the wall clock, prefill included. `tokens_per_pass`, `milliseconds_per_pass` and `shares`
+    are of the time after the prefill; a pass of the target that had nothing to verify counts as well.
     """
     tokens, seconds = sum(run.new_tokens for run in runs), sum(run.seconds for run in runs)
     made: dict[str, Any] = {
@@ -64,20 +64,31 @@ def arm_figures(runs: Sequence[Measured]) -> dict[str, Any]:
     }
     traces = [run.trace for run in runs if run.trace is not None]
     made["blocks"] = sum(trace.blocks for trace in traces)
-    if not made["blocks"]:
-        return made
-    passes = tokens - sum(trace.accepted for trace in traces) - len(traces)  # each gives one token, the prefill too
+    passes = _passes(runs)
+    if passes:
+        made["tokens_per_pass"] = (tokens - len(runs)) / passes
     stages = {name: sum(run.stages.get(name, 0.0) for run in runs) for name in ("prefill", "draft", "target")}
     after = seconds - stages.pop("prefill")
-    known = any(stages.values())
-    made |= {name: pool(traces) for name, pool in POOLINGS.items()}
-    made |= {
-        "acceptance_by_slot": acceptance_by_slot(traces),
-        "drafted_per_pass": sum(trace.drafted for trace in traces) / passes,
-        "milliseconds_per_pass": {name: 1000 * spent / passes for name, spent in stages.items()} if known else {},
-        "shares": {name: spent / after for name, spent in stages.items()} if known else {},
-    }
+    if passes and any(stages.values()):
+        made["milliseconds_per_pass"] = {name: 1000 * spent / passes for name, spent in stages.items()}
+        made["shares"] = {name: spent / after for name, spent in stages.items()}
+    if made["blocks"]:
+        made |= {name: pool(traces) for name, pool in POOLINGS.items()}
+        made["acceptance_by_slot"] = acceptance_by_slot(traces)
+        made["drafted_per_pass"] = sum(trace.drafted for trace in traces) / passes
     return made
+
+
+def _passes(runs: Sequence[Measured]) -> int:
+    """Passes of the target after the prompts': as counted, else as the traces tell; 0 where nothing does."""
+    counted = [run.passes for run in runs]
+    if None not in counted:
+        return sum(filter(None, counted))
+    traces = [run.trace for run in runs if run.trace is not None]
+    if len(traces) < len(runs):
+        return 0
+    # Those outside blocks give a token each, as the prompt's does.
+    return sum(trace.new_tokens - 1 - trace.committed + trace.blocks for trace in traces)
 
 
 def spread(values: Iterable[float]) -> dict[str, Any]:

@@ -58,15 +58,22 @@ def assert_one_sentence(result, *words):
         assert word in said
 
 
+def assert_columns_fit(text):
+    for table in text.split("\n\n"):
+        if table.startswith("|"):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
 def test_report_of_greedy_and_sampled_runs(report):
     assert list(report["temperatures"]) == ["0", "1"] and report["questions"] == 3
     greedy, sampled = (report["temperatures"][name]["all"] for name in ("0", "1"))
     assert list(greedy["sets"]) == ["gsm8k", "mt-bench"] and set(greedy["categories"]) == {"chat", "writing"}
     assert greedy["total"]["answers"] == 3 and sampled["total"]["answers"] == 6 and sampled["total"]["seeds"] == [1, 2]
-    for name in ("lilicorr", "none"):
+    assert list(greedy["total"]["arms"]) == ["plain", "lilicorr", "lilicorr, chain", "none", "none, chain"]
+    for name in ("lilicorr", "none", "none, chain"):
         figures = greedy["total"]["arms"][name]
         assert figures["equal"] == 3 and figures["largest_logit_gap"] is None
-        assert figures["acceptance_length"] == pytest.approx(1 + sum(figures["acceptance_by_slot"]))
+        assert figures["acceptance_length"] <= 1 + sum(figures["acceptance_by_slot"])
         assert set(figures["shares"]) == {"draft", "target"} and 0 < sum(figures["shares"].values()) < 1
         over_seeds = sampled["total"]["arms"][name]["over_seeds"]
         assert all(over_seeds[key]["runs"] == 2 for key in ("acceptance_length", "tokens_per_second", "speed_up"))
@@ -90,9 +97,7 @@ def test_markdown_has_the_papers_tables(finished):
         assert f"Table {number})" in text
     assert "| Greedy, T = 0 | GSM8K |" in text and "| Sampling, T = 1 | GSM8K |" in text
     assert "| 3 of 3 |" in text and "Average" in text and "other poolings" in text
-    for table in text.split("\n\n"):
-        if table.startswith("|"):
-            assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert_columns_fit(text)
 
 
 def test_plots_or_the_reason_for_none(finished, monkeypatch):
@@ -159,18 +164,31 @@ def test_another_checkpoint_under_the_same_name_is_refused(copied, tiny_folders,
     assert_one_sentence(run(folders, data, copied, *arguments), "drafters.none.weights")
 
 
-def test_a_drafter_that_adapts_also_runs_with_whole_blocks(tiny_folders, data, tmp_path):
-    folders = tmp_path / "pair"
-    shutil.copytree(tiny_folders, folders)
-    settings = json.loads((folders / "none" / "config.json").read_text())
-    (folders / "none" / "config.json").write_text(json.dumps(settings | {"draft_lengths": "adaptive"}))
-    arguments = ("--seed", 1, "--prompts", 1, "--coverage-blocks", 0)
-    result = run(folders, data, tmp_path / "out", *arguments, drafters=("none",))
+def test_arms_and_nodes_are_chosen(tiny_folders, data, tmp_path):
+    arguments = ("--seed", 1, "--prompts", 1, "--coverage-blocks", 0, "--nodes", 3)
+    result = run(
+        tiny_folders, data, tmp_path / "out", *arguments, "--arms", "tree,tree without text",
+        "--arms", "prompt lookup 3", drafters=("none",),
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
-    temperatures = json.loads((tmp_path / "out" / "report.json").read_text())["temperatures"]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["settings"]["plan"]["nodes"] == 3
     for temperature in ("0", "1"):
-        assert list(temperatures[temperature]["all"]["total"]["arms"]) == ["plain", "none", "none, whole blocks"]
-    assert "## Candidates" not in (tmp_path / "out" / "report.md").read_text()
+        arms = report["temperatures"][temperature]["all"]["total"]["arms"]
+        assert list(arms) == ["plain", "prompt lookup 3", "none", "none, without text"]
+        assert arms["none"]["drafted_per_pass"] <= 3 and arms["prompt lookup 3"]["tokens_per_pass"] >= 1
+    assert all(figures["equal"] == 1 for figures in report["temperatures"]["0"]["all"]["total"]["arms"].values())
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "## Candidates" not in text and "| tokens a pass |" in text
+    assert_columns_fit(text)
+
+
+@pytest.mark.parametrize("arms", ["chain", "prompt lookup 10"])
+def test_one_kind_of_arm_alone_is_a_report(tiny_folders, data, tmp_path, arms):
+    arguments = ("--temperature", 0, "--prompts", 1, "--coverage-blocks", 0, "--arms", arms)
+    result = run(tiny_folders, data, tmp_path / "out", *arguments)
+    assert result.exit_code == 0, result.output
+    assert_columns_fit((tmp_path / "out" / "report.md").read_text())
 
 
 def test_all_turns_build_on_plain_answers(tiny_folders, data, tmp_path):
@@ -212,6 +230,7 @@ def test_questions_beyond_the_context_are_left_out_and_told(tiny_folders, data, 
         (("--temperature", "inf"), "finite"),
         (("--temperature", 1e-38), "temperature is 1e-38, expected 0, which is greedy"),
         (("--drafter", "plain=x"), "name=folder"),
+        (("--arms", "trees"), "There is no arm 'trees'"),
         (("--dtype", "int3"), "int3"),
     ],
 )

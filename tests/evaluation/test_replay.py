@@ -4,10 +4,11 @@ import shutil
 import pytest
 import torch
 from lilicorr.cli import app
+from lilicorr.evaluation.arms import configured
 from lilicorr.evaluation.compare import answer, decoding_options, encode
 from lilicorr.evaluation.loading import load_pair
 from lilicorr.evaluation.metrics import Trace
-from lilicorr.evaluation.replay import RULES, Text, answers_in, replay
+from lilicorr.evaluation.replay import RULES, Text, answers_in, drafts_along, walks
 from lilicorr.evaluation.replay_report import replay_report
 from lilicorr.modeling_lilicorr.lattice import Draft
 from lilicorr.training.target import target_pass
@@ -21,9 +22,13 @@ def pair(tiny_folders):
     return load_pair(tiny_folders / "target", drafters, dtype="fp32", device="cpu")
 
 
+def along(pair, drafter, text, slots=None):
+    taps = target_pass(pair.target, torch.tensor([text.token_ids]), drafter.config.target_layer_ids)[0]
+    return drafts_along(pair.target, drafter, text, taps, slots)
+
+
 def traces_of(pair, drafter, text, slots=None):
-    ids = torch.tensor([text.token_ids])
-    return replay(pair.target, drafter, text, target_pass(pair.target, ids, drafter.config.target_layer_ids)[0], slots)
+    return walks(text, along(pair, drafter, text, slots))
 
 
 def known(pair, prompt, said, ended):
@@ -39,7 +44,8 @@ def test_replay_gives_the_figures_of_a_real_run(pair, head, temperature, count, 
     # With the sampled run's own answer: what it accepted is what foretold it.
     drafter, prompt = pair.drafters[head], encode(pair.tokenizer, "abc", pair.target.device)
     options = decoding_options(count, temperature) | {"min_new_tokens": count, "num_assistant_tokens": slots}
-    run = answer(pair.target, prompt, drafter, seed=5, **options)
+    with configured(drafter, {"decoding": "stock"}):
+        run = answer(pair.target, prompt, drafter, seed=5, **options)
     assert traces_of(pair, drafter, known(pair, prompt, run.token_ids, ended=False), slots)["draft"] == run.trace
 
 
@@ -85,7 +91,8 @@ def test_replay_counts_an_accepted_end_as_a_real_run_does(pair, monkeypatch):
         whole = answer(pair.target, prompt, **decoding_options(30)).token_ids
         follows[list(whole[:-1])] = torch.tensor(whole[1:])
         for end in dict.fromkeys(whole[2:]):
-            run = answer(pair.target, prompt, drafter, **decoding_options(60) | {"eos_token_id": end})
+            with configured(drafter, {"decoding": "stock"}):
+                run = answer(pair.target, prompt, drafter, **decoding_options(60) | {"eos_token_id": end})
             if len(run.token_ids) > 1:
                 trace = traces_of(pair, drafter, known(pair, prompt, run.token_ids, ended=True))["draft"]
                 assert (trace.blocks, shares(trace)) == (run.trace.blocks, shares(run.trace))
@@ -155,6 +162,12 @@ def answers(pair, tmp_path):
     return folder
 
 
+def assert_columns_fit(text):
+    for table in text.split("\n\n"):
+        if table.startswith("|"):
+            assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
 def run(folders, answers, output, *more):
     arguments = ["replay", "--answers", answers, "--output", output, "--target", folders / "target"]
     named = [f"--drafter={name}={folders / name}" for name in ("none", "lilicorr")]
@@ -169,6 +182,8 @@ def test_command_reports_and_resumes(chatting, answers, tmp_path):
     assert report["answers"] == 4 and list(report["views"]["all"]["answers"]) == ["gsm8k", "mine"]
     text = (output / "report.md").read_text()
     assert "| GSM8K | 2 |" in text and "95 % interval" in text
+    assert "| Nodes | without text | with text | lookup alone |" in text and "| 63 |" in text
+    assert_columns_fit(text)
     rows = (output / "rows.jsonl").read_text().splitlines(keepends=True)
     (output / "rows.jsonl").write_text("".join(rows[:3]) + rows[3][:20])  # killed while it wrote the third row
     assert run(chatting, answers, output).exit_code == 0
@@ -184,6 +199,35 @@ def test_a_row_that_holds_too_little_is_named(chatting, answers, tmp_path):
     (output / "rows.jsonl").write_text("".join([first, json.dumps({"key": key}) + "\n", *others]))
     result = run(chatting, answers, output)
     assert result.exit_code == 1 and key in " ".join(result.output.split()) and "remove it" in result.output
+
+
+def test_trees_without_text_know_nothing_of_it(chatting, answers, tmp_path):
+    result = run(chatting, answers, tmp_path / "out", "--nodes", "7, 3", "--no-lookup")
+    assert result.exit_code == 0, result.output
+    view = json.loads((tmp_path / "out" / "report.json").read_text())["views"]["all"]
+    assert set(view["trees"]["none"]) == {"walk", "without text"} and list(view["trees"]["none"]["without text"]) == [
+        "3",
+        "7",
+    ]
+    assert "lookup" not in view and "suffixes" not in view
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| Nodes | without text |\n" in text and "equal suffix" not in text
+    result = run(chatting, answers, tmp_path / "out")
+    assert result.exit_code == 1 and "other settings" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("more", [("--nodes", 0), ("--num-assistant-tokens", 2)])
+def test_chains_alone(chatting, answers, tmp_path, more):
+    result = run(chatting, answers, tmp_path / "out", *more)
+    assert result.exit_code == 0, result.output
+    assert "trees" not in json.loads((tmp_path / "out" / "report.json").read_text())["views"]["all"]
+
+
+@pytest.mark.parametrize("more", [("--nodes", "7,x"), ("--nodes", "-3"), ("--nodes", 7, "--num-assistant-tokens", 2)])
+def test_nodes_that_cannot_be_are_one_sentence(chatting, answers, tmp_path, more):
+    result = run(chatting, answers, tmp_path / "out", *more)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert "--nodes" in result.output and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("broken", ["nowhere", "empty", "twice", "torn"])

@@ -4,7 +4,7 @@ import math
 import pytest
 from lilicorr.evaluation.arms import Measured
 from lilicorr.evaluation.metrics import Trace
-from lilicorr.evaluation.names import PLAIN, named_folders
+from lilicorr.evaluation.names import ARMS, PLAIN, chosen_arms, named_folders
 from lilicorr.evaluation.paper_tables import LENGTH, RATE, SPEED_UP, against_table, grid, rules_table, seeds_table
 from lilicorr.evaluation.summary import Asked, arm_figures, by_temperature, condense, spread
 
@@ -38,6 +38,19 @@ def test_passes_without_a_draft_count_as_passes():
     run = measured([4], 10.0, (0.0, 3.0, 6.0))
     more = Measured(run.new_tokens + 2, run.seconds, False, Trace(1, (1, 1, 1, 1), run.new_tokens + 2, 4), run.stages)
     assert arm_figures([more])["milliseconds_per_pass"] == pytest.approx({"draft": 1000, "target": 2000})
+
+
+def test_a_block_that_ends_with_an_accepted_token_commits_no_other():
+    trace = Trace(2, (2, 2, 1, 1), 8, 8, endings=1)  # the prompt's pass, blocks of 3 + 1 and of 3 accepted
+    figures = arm_figures([Measured(8, 10.0, False, trace, {"prefill": 1.0, "draft": 3.0, "target": 6.0})])
+    assert figures["acceptance_length"] == 3.5 and figures["tokens_per_pass"] == 3.5
+    assert figures["milliseconds_per_pass"] == pytest.approx({"draft": 1500, "target": 3000})
+
+
+def test_counted_passes_give_tokens_a_pass_without_a_drafter():
+    runs = [Measured(9, 1.0, False, passes=4), Measured(5, 1.0, False, passes=4)]
+    assert arm_figures(runs)["tokens_per_pass"] == 1.5
+    assert "tokens_per_pass" not in arm_figures([Measured(9, 1.0, False)])
 
 
 def test_an_arm_without_blocks_has_speed_only():
@@ -102,7 +115,7 @@ def test_an_arm_that_did_not_run_at_a_temperature_shows_a_dash(temperatures):
             del condensed["arms"]["b"]
     text = grid(temperatures, "all", "sets", "Benchmark", [LENGTH])
     assert "|  | Average | **3.00** | – |" in text and "| Greedy, T = 0 | GSM8K | **3.00** | 2.00 |" in text
-    assert "| – |" in against_table(temperatures, "all", "a", ", whole blocks")
+    assert "| – |" in against_table(temperatures, "all", "a")
 
 
 def test_spread_table_needs_more_than_one_run(temperatures):
@@ -112,7 +125,7 @@ def test_spread_table_needs_more_than_one_run(temperatures):
 
 
 def test_change_from_a_base(temperatures):
-    text = against_table(temperatures, "all", "b", ", whole blocks")
+    text = against_table(temperatures, "all", "b")
     assert "| Greedy, T = 0 | GSM8K | 3.000 (+50.0%) |" in text
 
 
@@ -129,7 +142,28 @@ def test_table_12_compares_greedy_and_exact():
     assert rules_table({"none": none}) == ""
 
 
-@pytest.mark.parametrize("text", ["folder", "=folder", "name=", "plain=folder", "a, whole blocks=folder"])
+def test_an_arm_is_compared_with_the_same_kind_of_the_base():
+    def row(**lengths):
+        arms = {PLAIN: plain(10, 10.0), "prompt lookup 3": plain(10, 5.0)}
+        return Asked("gsm8k", "math", 10, 0.0, 0, arms | {name: measured(made, 1.0) for name, made in lengths.items()})
+
+    asked = row(**{"none": [1], "none, chain": [0], "a": [2], "a, chain": [2]})
+    text = against_table(by_temperature([asked], ["gsm8k"]), "all", "none")
+    assert text.splitlines()[0] == "|  | Benchmark | a | a, chain |"
+    assert "| 3.000 (+50.0%) | 3.000 (+200.0%) |" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["folder", "=folder", "name=", "plain=folder", "prompt lookup 3=f", "a, chain=f", "a, without text=f"]
+)
 def test_drafters_are_named(text):
     with pytest.raises(ValueError, match="name=folder"):
         named_folders([text])
+
+
+def test_arms_are_named_in_any_order_or_all_at_once():
+    assert chosen_arms(["chain,tree", "prompt lookup 10"]) == ("tree", "chain", "prompt lookup 10")
+    assert chosen_arms(["tree", "all"]) == ARMS
+    for text in ("trees", "tree,,chain", ""):
+        with pytest.raises(ValueError, match=r"There is no arm .* --arms takes tree, chain, tree without text, prompt"):
+            chosen_arms([text])

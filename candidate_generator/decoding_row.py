@@ -146,6 +146,8 @@ class DecodingRow:
             self._buffer = grown
         self._buffer[0, self.length] = token
         self.tokens.append(token)
+        if self.text is not None:
+            self.text.extend((token,))
         if self.request.streamer is not None:
             self.request.streamer.put(torch.tensor([token]))
         done = token in self.ends or self.room <= 0

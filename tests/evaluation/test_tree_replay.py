@@ -1,5 +1,6 @@
 import pytest
 import torch
+from lilicorr.candidate_generator.node_count import NodeCount
 from lilicorr.evaluation.arms import configured
 from lilicorr.evaluation.compare import answer, decoding_options, encode
 from lilicorr.evaluation.loading import load_pair
@@ -97,6 +98,7 @@ def test_trees_of_a_drafter_that_is_often_right_commit_what_they_do_in_a_real_ru
     drafter, sources, ends = pair.drafters["lilicorr"], set(), 0
     follows = torch.zeros(pair.target.config.vocab_size, dtype=torch.long)
     drafted, skipped = teach(monkeypatch, drafter, follows), 0
+    monkeypatch.setattr(NodeCount, "skips_draft", lambda self, chances: chances[0] >= 0.6)  # these texts hardly loop
     for prompt in (encode(pair.tokenizer, text, pair.target.device) for text in PROMPTS):
         whole = answer(pair.target, prompt, **decoding_options(60)).token_ids
         follows[list(whole[:-1])] = torch.tensor(whole[1:])

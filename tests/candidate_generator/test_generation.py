@@ -84,3 +84,15 @@ def test_what_cannot_work_is_one_sentence(llama, llama_drafter, prompts):
             vocab_size=112, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
         )
         generate(LlamaForCausalLM(wide), llama_drafter, prompts)
+
+
+def test_the_texts_own_continuation_is_proposed_as_the_answer_grows(llama, new_drafter, prompt):
+    """An answer that loops is soon foretold by itself, whatever the drafter says."""
+    drafter = new_drafter(llama, "none")
+    ids = prompt(3)
+    bias = {"sequence_bias": {(token,): -100.0 for token in range(97) if token not in (11, 12, 13)}}
+    options = {"max_new_tokens": 60, "do_sample": False, "repetition_penalty": 1.0} | bias
+    plain = llama.generate(ids, **options)
+    assert torch.equal(llama.generate(ids, assistant_model=drafter, **options), plain)
+    assert not set(plain[0, 3:].tolist()) & set(ids[0].tolist())  # nothing of it stands in the prompt
+    assert drafter.last_generation.accepted_by_source["text"] > 20

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from .decoding_row import DecodingRow, Request
 from .drafter_context import AttachedContext, BatchContext
 from .node_count import NodeCount
+from .requests import check_croppable
 from .target_cache import join, keep_path, keep_paths, keep_rows, pack, tree_limit
 from .target_parts import TargetParts
 from .text_continuation import DEEPEST, Proposal
@@ -97,6 +98,7 @@ class DecodingLoop:
             request.config,
             model_kwargs | {"output_hidden_states": self._parts.output_hidden_states},
         )
+        check_croppable(self.cache, request.config)
         read = self._parts.rows_of(outputs.hidden_states)
         self._columns = int(self.cache.get_seq_length())
         self._extras = {

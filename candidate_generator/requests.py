@@ -72,16 +72,15 @@ def check_processors(processors: Iterable[Any]) -> None:
 def check_cache(model_kwargs: dict[str, Any], generation_config: "GenerationConfig", input_ids: Tensor) -> None:
     """Raise a `ValueError` of one sentence for a call without a cache that can be cropped."""
     name, cache = cache_in(model_kwargs)
-    if cache is None or not generation_config.use_cache:
+    if not generation_config.use_cache:
         raise ValueError(
             "Drafting requires the target's cache, and use_cache is False; leave use_cache out, or assistant_model."
         )
-    if not getattr(cache, "is_croppable", True):
-        chosen = generation_config.cache_implementation
-        told = f"cache_implementation={chosen!r}" if chosen else f"{name}={type(cache).__name__}"
-        raise ValueError(
-            f"{told} gives a cache that cannot be cropped, and drafting crops it; leave it out, or assistant_model."
-        )
+    if cache is None:
+        raise ValueError("Drafting crops the target's cache, and this target has none; leave out assistant_model.")
+    # Layers with convolutions or recurrent states know only behind the prompt's pass what they keep.
+    if not all(hasattr(layer, "conv_states") or layer.is_croppable for layer in cache.layers):
+        check_croppable(cache, generation_config)
     cached = int(cache.get_seq_length())
     mask = model_kwargs.get("attention_mask")
     whole = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
@@ -90,6 +89,20 @@ def check_cache(model_kwargs: dict[str, Any], generation_config: "GenerationConf
             f"{name} holds {cached} tokens and the prompt has {whole}; give the whole conversation with at least one "
             "token more than the cache, or crop the cache."
         )
+
+
+def check_croppable(cache: Any, generation_config: "GenerationConfig") -> None:
+    """Raise a `ValueError` of one sentence if rejected rows cannot be taken out of `cache` again."""
+    if getattr(cache, "is_croppable", True):
+        return
+    chosen = generation_config.cache_implementation
+    if chosen:
+        told, leave = f"cache_implementation={chosen!r}", "leave it out, or assistant_model"
+    elif getattr(cache, "_is_user_defined", False):
+        told, leave = f"The given {type(cache).__name__}", "leave it out, or assistant_model"
+    else:
+        told, leave = "This target", "call generate() without assistant_model"
+    raise ValueError(f"{told} keeps what it has read in a cache that cannot be cropped, and drafting crops it; {leave}.")
 
 
 def warn_of_lengths(target: PreTrainedModel) -> None:

@@ -50,7 +50,8 @@ def record_past(cache: Any, count: int) -> None:
     activate = getattr(cache, "activate_past_recording", None)
     if activate is None:
         return
-    takes_count = "recurrent_states_to_keep" in inspect.signature(activate).parameters
+    # Since 5.25 a cache passes what it is told on to its layers: how many recurrent states to keep.
+    takes_count = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(activate).parameters.values())
     activate(**({"recurrent_states_to_keep": count} if takes_count else {}))
 
 

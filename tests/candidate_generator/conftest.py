@@ -1,11 +1,13 @@
 """Tiny seeded targets and drafters, and a way to make a drafter as good or as bad as a test needs."""
 
+import itertools
 import types
 from dataclasses import replace
 
 import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr.modeling_lilicorr.batch_draft_cache import BatchDraftCache
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
@@ -48,29 +50,89 @@ def build_drafter(target, head_type, **overrides):
     return LiLiCorrModel(LiLiCorrConfig.for_target(target.config, **settings)).eval()
 
 
-def teach_drafter(drafter, text, wrong_slots=(), broken_slots=(), sure=0.9):
-    """Make `drafter` propose what follows in `text` (ids without padding) after the position it believes to be at.
+def teach_drafter(drafter, texts, wrong_slots=(), broken_slots=(), sure=0.9, spare=False):
+    """Make `drafter` propose what follows in its text after the position it believes to be at.
 
-    Full acceptance therefore also shows that its positions are right. `wrong_slots` get another token, `broken_slots`
-    are reported as not finite. It gives all of them the probability `sure`. The real draft still runs, caches and all.
+    Full acceptance therefore also shows that its positions are right. The real draft still runs, caches and all.
+
+    Args:
+        texts: ids without padding, or a list of such, one a row of a batch.
+        wrong_slots: get another token; broken_slots: are reported as not finite.
+        sure: the probability that it gives each of its tokens, in draft and lattice.
+        spare: whether the right token of a wrong slot is the second candidate there.
     """
-    text = [int(token) for token in text]
+    texts = [[int(token) for token in text] for text in (texts if isinstance(texts, list) else [texts])]
+    started = itertools.count()
 
-    def draft(self, anchor_ids, context_hidden_states, context_positions, *rest, **kwargs):
-        real = LiLiCorrModel.draft(self, anchor_ids, context_hidden_states, context_positions, *rest, **kwargs)
-        start = int(context_positions[0, -1]) + 2
-        tokens, finite = real.tokens.clone(), real.finite.clone()
-        for slot in range(tokens.shape[1]):
-            if start + slot < len(text):
-                tokens[0, slot] = text[start + slot]
-            if slot in wrong_slots:
-                tokens[0, slot] = (tokens[0, slot] + 1) % self.config.vocab_size
-            if slot in broken_slots:
-                finite[0, slot] = False
-        return replace(real, tokens=tokens, finite=finite, probabilities=lambda: torch.full(tokens.shape, sure))
+    def new_cache(self):
+        cache = LiLiCorrModel.new_cache(self)
+        cache.taught = [next(started)]
+        return cache
 
-    drafter.draft = types.MethodType(draft, drafter)
+    def new_batch_cache(self):
+        return FollowedCache(self.config.num_hidden_layers, self.device)
+
+    def draft(self, anchor_ids, states, positions, cache, *rest, **kwargs):
+        real = LiLiCorrModel.draft(self, anchor_ids, states, positions, cache, *rest, **kwargs)
+        tokens, spares, finite = real.tokens.clone(), real.tokens.clone(), real.finite.clone()
+        starts = (cache.newest(positions) + 2).tolist()
+        for row, (start, number) in enumerate(zip(starts, getattr(cache, "taught", [0]), strict=True)):
+            follows = texts[number % len(texts)][start : start + tokens.shape[1]]
+            tokens[row, : len(follows)] = torch.tensor(follows, dtype=torch.long)
+        spares[:] = (tokens + 2) % self.config.vocab_size
+        for slot in set(wrong_slots) & set(range(tokens.shape[1])):
+            if spare:
+                spares[:, slot] = tokens[:, slot]
+            tokens[:, slot] = (tokens[:, slot] + 1) % self.config.vocab_size
+        for slot in set(broken_slots) & set(range(tokens.shape[1])):
+            finite[:, slot] = False
+        lattice = taught_lattice(real.lattice, tokens, spares, sure, self.head.tree_beta)
+        chances = torch.full(tokens.shape, sure)
+        return replace(real, tokens=tokens, finite=finite, probabilities=lambda: chances, lattice=lattice)
+
+    for method in (draft, new_cache, new_batch_cache):
+        setattr(drafter, method.__name__, types.MethodType(method, drafter))
     return drafter
+
+
+class FollowedCache(BatchDraftCache):
+    """Knows which of a batch's sequences its rows are, also once some have left."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.taught, self._started = [], itertools.count()
+
+    def add_row(self):
+        super().add_row()
+        self.taught.append(next(self._started))
+
+    def keep(self, rows):
+        super().keep(rows)
+        self.taught = [self.taught[row] for row in rows]
+
+
+def taught_lattice(lattice, tokens, spares, sure, beta):
+    """A lattice of which `tokens [N, S]` are the first candidates with probability `sure`, `spares` the second."""
+    if lattice is None:
+        return None
+    candidates = lattice.candidates.clone()
+    count = candidates.shape[-1]
+    for rank, wanted in enumerate((tokens, spares)[:count]):
+        # The place of a candidate that moves up is taken by the one it moves away.
+        moved = candidates[..., rank].clone()
+        same = (candidates == wanted[..., None]) & (torch.arange(count) > rank)
+        candidates = torch.where(same, moved[..., None], candidates)
+        candidates[..., rank] = wanted
+    rest = (1 - sure) * 0.5 ** torch.arange(1, count)
+    chances = torch.cat([torch.tensor([sure]), rest]).log().expand(candidates.shape)
+    first = pair = None
+    if lattice.pair_scores is not None:
+        first = chances[:, 0] / beta
+        pair = chances[:, 1:, None].expand(-1, -1, count, -1) / beta
+    return replace(
+        lattice, candidates=candidates, log_probs=chances, first_scores=first, pair_scores=pair,
+        picks=torch.zeros_like(tokens),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -249,7 +249,7 @@ def _show(pair: "Pair", prompts: list[str], max_new_tokens: int, temperature: fl
 
     from .evaluation.blocks import draw_block
     from .evaluation.compare import Comparison, answer, compare, decoding_options, encode, warm_up
-    from .evaluation.drawing import comparison_table, explain_differences, lattice_table
+    from .evaluation.drawing import comparison_table, explain_differences, lattice_table, summary_line
 
     target, tokenizer, drafter = pair.target, pair.tokenizer, pair.drafters["drafter"]
     comparisons: list[Comparison] = []
@@ -262,7 +262,7 @@ def _show(pair: "Pair", prompts: list[str], max_new_tokens: int, temperature: fl
             console.print(text, style="bold", markup=False)
             streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             answer(target, encode(tokenizer, text, target.device), drafter, seed=seed, streamer=streamer, **options)
-            with waiting("Answering again, with and without the drafter, to time both"):
+            with waiting("Answering again, with the drafter and without, to time them"):
                 comparisons.append(
                     compare(
                         target,
@@ -280,6 +280,7 @@ def _show(pair: "Pair", prompts: list[str], max_new_tokens: int, temperature: fl
         block = draw_block(target, drafter, inputs, longest.plain.token_ids)
     console.rule()
     console.print(comparison_table(comparisons, target.dtype))
+    console.print(summary_line(comparisons), markup=False, highlight=False)
     for line in explain_differences(comparisons, tokenizer, target.dtype):
         console.print(line, markup=False, highlight=False)
     if block is not None:

@@ -64,19 +64,15 @@ class DecodingLoop:
         self.cache: Any = None
         self._cache_name = ""
         self._columns = 0  # of the cache
-        self._used: Tensor | None = (
-            None  # which of them each row uses, [rows, columns] (bool); None: all, by the only row
-        )
-        self._last_positions: Tensor = torch.zeros(
-            0
-        )  # of each row's last column: [..., rows, 1] as the target takes them
+        self._used: Tensor | None = None  # which of them a row uses, [rows, columns] (bool); None: its only row all
+        self._last_positions = torch.zeros(0)  # of each row's last column, as the target takes them: [..., rows, 1]
         self._real: list[int] = []  # each row's columns without padding: the drafter's position of the next one
         self._limit = 0  # columns up to which trees can be verified
         self._extras: dict[str, Any] = {}  # what a call hands to every pass of the target
         self._mask: Tensor | None = None  # of the prompt, [1, columns], where trees are not possible
         self._attached: AttachedContext | None = None
         self._contexts: BatchContext | None = None
-        self._took = 0  # rows of the drafter's context of an attached cache
+        self._takes_positions = takes_positions(target)
 
     # ---- prefill
 
@@ -148,9 +144,7 @@ class DecodingLoop:
     def _wait(self, row: int, hidden_states: tuple[Tensor, ...], index: Tensor, real: int) -> None:
         """Keep the states at `index [n]` of a pass for the row's next draft: the last of its `real` columns."""
         device = self.drafter.device
-        states = self._parts.target_hidden_states(
-            hidden_states, lambda part: part[row : row + 1, index.to(part.device)]
-        )
+        states = self._parts.target_hidden_states(hidden_states, lambda part: part[row, index.to(part.device)][None])
         positions = torch.arange(real - len(index), real, device=device)[None]
         if self._attached is not None:
             self._attached.wait(states, positions)
@@ -237,7 +231,7 @@ class DecodingLoop:
             "output_hidden_states": self._parts.output_hidden_states,
             "return_dict": True,
         }
-        if takes_positions(self.target):
+        if self._takes_positions:
             inputs["position_ids"] = self._last_positions + 1 + depths
         if self._trees_fit(tree.size):
             mask = self._tree_mask(tree)
@@ -276,9 +270,8 @@ class DecodingLoop:
         tokens, parents, sources, *best = torch.stack(parts).tolist()  # the block's one wait for the device
         paths, committed = [], []
         for number, row in enumerate(self.rows):
-            children = {
-                (parent, tokens[number][node]): node for node, parent in enumerate(parents[number]) if parent >= 0
-            }
+            held = zip(parents[number], tokens[number], strict=True)
+            children = {(parent, token): node for node, (parent, token) in enumerate(held) if parent >= 0}
             path, made = [0], []
             came_from: Counter[str] = Counter()
             while True:
@@ -307,6 +300,9 @@ class DecodingLoop:
     def _compact(self, tree: TokenTree, paths: list[list[int]]) -> None:
         """Keep the accepted rows of the pass in the cache, and account for them."""
         device, size = self.target.device, tree.size
+        lengths = [len(path) for path in paths]
+        self._last_positions = self._last_positions + torch.tensor(lengths, device=device)[:, None]
+        self._real = [real + length for real, length in zip(self._real, lengths, strict=True)]
         if self._used is None or len(self.rows) == 1:
             (path,) = paths
             if self._trees_fit(size):
@@ -319,11 +315,8 @@ class DecodingLoop:
         else:
             kept = keep_paths(self.cache, self._columns, size, paths)
             used = torch.cat([self._used, kept.to(device)], dim=1)
-            self._used = pack(self.cache, used)
+            self._used = pack(self.cache, used, max(self._real))
             self._columns = self._used.shape[1]
-        lengths = [len(path) for path in paths]
-        self._last_positions = self._last_positions + torch.tensor(lengths, device=device)[:, None]
-        self._real = [real + length for real, length in zip(self._real, lengths, strict=True)]
 
     def add(self, other: "DecodingLoop") -> None:
         """Take over the rows of another shared loop that has just started, with the same drafter and target."""

@@ -102,7 +102,9 @@ def check_croppable(cache: Any, generation_config: "GenerationConfig") -> None:
         told, leave = f"The given {type(cache).__name__}", "leave it out, or assistant_model"
     else:
         told, leave = "This target", "call generate() without assistant_model"
-    raise ValueError(f"{told} keeps what it has read in a cache that cannot be cropped, and drafting crops it; {leave}.")
+    raise ValueError(
+        f"{told} keeps what it has read in a cache that cannot be cropped, and drafting crops it; {leave}."
+    )
 
 
 def warn_of_lengths(target: PreTrainedModel) -> None:

@@ -55,13 +55,11 @@ def keep_paths(cache: Any, start: int, size: int, paths: list[list[int]]) -> Ten
     return torch.arange(longest) < lengths[:, None]
 
 
-def pack(cache: Any, used: Tensor) -> Tensor:
-    """Close gaps that no row needs once they are many; `used [rows, columns]` (bool) before and after.
+def pack(cache: Any, used: Tensor, longest: int) -> Tensor:
+    """Close gaps once they are many; `used [rows, columns]` (bool) before and after, of which rows use up to `longest`.
 
     A rejected row is not zeroed but dropped or masked: a key of zeros would still draw weight.
     """
-    counts = used.sum(dim=1)
-    longest = int(counts.max())
     if used.shape[1] - longest < _HOLES:
         return used
     order = used.long().argsort(dim=1, descending=True, stable=True)[:, :longest]
@@ -71,7 +69,7 @@ def pack(cache: Any, used: Tensor) -> Tensor:
             where = columns.expand(-1, part.shape[1], -1, part.shape[3])
             part[:, :, :longest] = part.gather(2, where)
     cache.crop(longest - used.shape[1])
-    return torch.arange(longest, device=used.device) < counts[:, None]
+    return torch.arange(longest, device=used.device) < used.sum(dim=1)[:, None]
 
 
 def keep_rows(cache: Any, rows: list[int]) -> None:

@@ -43,15 +43,22 @@ class Difference:
     logit_gap: float | None
 
 
+LOOKUP_TOKENS = 3  # of Transformers' prompt lookup
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """A prompt answered plainly and assisted; under sampling `equal` is `None`, since two draws need not agree."""
+    """A prompt answered plainly and assisted; under sampling `equal` is `None`, since two draws need not agree.
+
+    `lookup` is what a person has without a drafter, Transformers' prompt lookup; greedy only.
+    """
 
     prompt: str
     plain: Answer
     assisted: Answer
     equal: bool | None
     difference: Difference | None = None
+    lookup: Answer | None = None
 
 
 def encode(
@@ -222,7 +229,7 @@ def compare(
     assisted_first: bool = False,
     seed: int = 0,
 ) -> Comparison:
-    """Answer `prompt` plainly and assisted, in the asked order; warm both up beforehand with `warm_up`."""
+    """Answer `prompt` plainly and assisted, in the asked order, then by prompt lookup; `warm_up` before."""
     inputs = encode(tokenizer, prompt, target.device)
     options = decoding_options(max_new_tokens, temperature)
     answers = {
@@ -233,7 +240,8 @@ def compare(
     if temperature > 0:
         return Comparison(prompt, plain, assisted, None)
     difference = find_difference(target, inputs, plain.token_ids, assisted.token_ids)
-    return Comparison(prompt, plain, assisted, difference is None, difference)
+    lookup = answer(target, inputs, prompt_lookup_num_tokens=LOOKUP_TOKENS, **options)
+    return Comparison(prompt, plain, assisted, difference is None, difference, lookup)
 
 
 def warm_up(target: PreTrainedModel, drafters: Sequence[Any], inputs: dict[str, torch.Tensor]) -> None:

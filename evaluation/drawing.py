@@ -75,6 +75,19 @@ def _is_tie(comparison: Comparison, dtype: torch.dtype) -> bool:
     return gap is not None and gap <= TIE * torch.finfo(dtype).eps
 
 
+def summary_line(comparisons: Sequence[Comparison]) -> str:
+    """One sentence on all of them: tokens/s of plain decoding, of prompt lookup where it ran, and with the drafter."""
+    runs = {"plain": [c.plain for c in comparisons], "with the drafter": [c.assisted for c in comparisons]}
+    lookups = [c.lookup for c in comparisons if c.lookup is not None]
+    if len(lookups) == len(comparisons):
+        runs = {"plain": runs["plain"], "prompt lookup": lookups, "with the drafter": runs["with the drafter"]}
+    rates = {arm: sum(len(a.token_ids) for a in each) / sum(a.seconds for a in each) for arm, each in runs.items()}
+    shown = ", ".join(f"{arm} {rate:.1f}" for arm, rate in rates.items())
+    gain = rates["with the drafter"] / rates["plain"]
+    slower = "" if gain >= 1 else ": here a tree's pass costs more than the tokens it brings are worth"
+    return f"Tokens/s: {shown} ({gain:.2f}× plain{slower})."
+
+
 def explain_differences(
     comparisons: Sequence[Comparison], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
 ) -> Iterator[str]:

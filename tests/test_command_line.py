@@ -272,3 +272,15 @@ def test_a_tie_is_explained_and_a_real_difference_is_not_called_one(tiny_folders
     assert list(explain_differences([compared(None, None)], tokenizer, torch.float32)) == []
     (said,) = explain_differences([compared(4, None)], tokenizer, torch.bfloat16)
     assert "one output ends" in said
+
+
+def test_the_last_line_says_what_each_way_makes_of_a_second():
+    from lilicorr.evaluation.compare import Answer, Comparison
+    from lilicorr.evaluation.drawing import summary_line
+
+    ids = tuple(range(20))
+    plain, lookup, assisted = Answer(ids, 2.0), Answer(ids, 1.0), Answer(ids, 0.5)
+    both = [Comparison("a", plain, assisted, True, None, lookup)] * 2
+    assert summary_line(both) == "Tokens/s: plain 10.0, prompt lookup 20.0, with the drafter 40.0 (4.00× plain)."
+    slow = summary_line([Comparison("a", plain, Answer(ids, 4.0), None)])
+    assert slow.startswith("Tokens/s: plain 10.0, with the drafter 5.0 (0.50× plain: here a tree's pass costs more")

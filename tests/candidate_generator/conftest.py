@@ -77,7 +77,7 @@ def teach_drafter(drafter, texts, wrong_slots=(), broken_slots=(), sure=0.9, spa
         tokens, spares, finite = real.tokens.clone(), real.tokens.clone(), real.finite.clone()
         starts = (cache.newest(positions) + 2).tolist()
         for row, (start, number) in enumerate(zip(starts, getattr(cache, "taught", [0]), strict=True)):
-            follows = texts[number % len(texts)][start : start + tokens.shape[1]]
+            follows = texts[number % len(texts)][start : start + tokens.shape[1]] if texts else []
             tokens[row, : len(follows)] = torch.tensor(follows, dtype=torch.long)
         spares[:] = (tokens + 2) % self.config.vocab_size
         for slot in set(wrong_slots) & set(range(tokens.shape[1])):
@@ -193,3 +193,10 @@ def tokenizer():
     backend = Tokenizer(BPE(vocab, []))
     backend.decoder = Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>")
+
+
+def all_taken(figures):
+    """Whether every block was whole and accepted to its last token, but for the last, which the limit cut."""
+    *whole, last = figures.committed_per_block
+    accepted = [a + 1 for a in figures.accepted_per_block]
+    return all(each == 8 for each in whole) and accepted == [*whole, last] and figures.accepted > 0

@@ -9,10 +9,18 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
+from lilicorr.candidate_generator.decoding_row import DecodingRow
 from lilicorr.candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
-from lilicorr.modeling_lilicorr.lattice import Draft
+from lilicorr.modeling_lilicorr.head_settings import default_head_config
+from lilicorr.modeling_lilicorr.lattice import Draft, Lattice
 from scipy.stats import chi2
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 WORDS = 7
 DRAWS = 20_000
@@ -61,7 +69,7 @@ def drafter(target, table, new_drafter):
     return drafter
 
 
-def p_value(target, drafter, table, new, processors=(), draws=DRAWS, **options):
+def p_value(target, drafter, table, new, processors=(), draws=DRAWS, by_prefix=True, **options):
     """χ² of at least `draws` tokens, in texts of `new` tokens, against the exact conditional distributions."""
     torch.manual_seed(0)
     prompt = torch.tensor([[1, 2]])
@@ -70,11 +78,10 @@ def p_value(target, drafter, table, new, processors=(), draws=DRAWS, **options):
     exact = {}
     texts = -(-draws // new)
     for _ in range(texts):
-        text = target.generate(prompt, max_new_tokens=new, do_sample=True, top_k=0, assistant_model=drafter, **options)[
-            0
-        ].tolist()
+        given = {"max_new_tokens": new, "do_sample": True, "assistant_model": drafter, "top_k": 0} | options
+        text = target.generate(prompt, **given)[0].tolist()
         for end in range(2, len(text)):
-            context = (text[end - 1], frozenset(text[:end]) if processors else None)
+            context = (text[end - 1], frozenset(text[:end]) if processors and by_prefix else None)
             if context not in exact:
                 scores = processors(torch.tensor([text[:end]]), table[text[end - 1]][None].clone())
                 exact[context] = scores.softmax(-1)[0].tolist()
@@ -111,19 +118,59 @@ def chi_square(counts, expected):
     return float(chi2.sf(statistic, freedom))
 
 
-def test_row_01_02_25_temperature_one_is_the_targets_distribution(target, drafter, table):
+BOTH = pytest.mark.parametrize("decoding", ["auto", "stock"])
+
+
+@BOTH
+def test_temperature_one_is_the_targets_distribution(target, drafter, table, decoding):
+    drafter.config.decoding = decoding
     assert p_value(target, drafter, table, new=200) > ALPHA
-    assert 1.5 < drafter.last_generation.acceptance_length < 4.5
+    assert 1.5 < drafter.last_generation.acceptance_length < 5.5
 
 
-def test_row_01_03_top_p_and_repetition_penalty(target, drafter, table):
+def test_trees_with_branches_leave_the_targets_distribution(target, drafter, table):
+    """Two candidates a slot by the table, and what the text went on with before."""
+    best = table.log_softmax(-1).topk(2)
+
+    def draft(anchor_ids, *arguments, **options):
+        slots, token = [], anchor_ids
+        for _ in range(drafter.config.num_slots):
+            slots.append((best.indices[token], best.values[token]))
+            token = best.indices[token][:, 0]
+        candidates, log_probs = (torch.stack(parts, dim=1) for parts in zip(*slots, strict=True))
+        finite = torch.ones(candidates.shape[:2], dtype=torch.bool)
+        lattice = Lattice(candidates, log_probs, None, None, torch.zeros_like(candidates[..., 0]))
+        return Draft(candidates[..., 0], finite, lambda: log_probs[..., 0].exp(), lattice)
+
+    drafter.draft = draft
+    assert p_value(target, drafter, table, new=200) > ALPHA
+    figures = drafter.last_generation
+    assert figures.acceptance_length > 2 and set(figures.accepted_by_source) == {"lattice", "text", "both"}
+
+
+def test_temperature_and_top_k(target, drafter, table):
+    warpers = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)]
+    options = {"temperature": 0.7, "top_k": 4}
+    assert p_value(target, drafter, table, 200, warpers, by_prefix=False, **options) > ALPHA
+
+
+def test_a_loop_that_keeps_what_was_drafted_too_often_is_caught(target, drafter, table, monkeypatch):
+    right = DecodingRow.choose
+    monkeypatch.setattr(DecodingRow, "choose", lambda self, logits: right(self, 1.3 * logits))
+    assert p_value(target, drafter, table, new=200, draws=5_000) < 1e-6
+
+
+@BOTH
+def test_top_p_and_repetition_penalty(target, drafter, table, decoding):
+    drafter.config.decoding = decoding
     processors = [RepetitionPenaltyLogitsProcessor(1.4), TopPLogitsWarper(0.8)]
     assert p_value(target, drafter, table, 40, processors, top_p=0.8, repetition_penalty=1.4) > ALPHA
 
 
 @pytest.mark.parametrize("believed", [0.0, 2.0])
-def test_row_01_a_wrong_acceptance_rule_is_rejected(target, drafter, table, monkeypatch, believed):
+def test_a_wrong_acceptance_rule_of_the_stock_loop_is_rejected(target, drafter, table, monkeypatch, believed):
     """A returned distribution that the draft was not drawn from (uniform, or too sharp) makes the ratio test wrong."""
+    drafter.config.decoding = "stock"
     right = LiLiCorrCandidateGenerator.get_candidates
 
     def wrong(self, input_ids, *arguments, **kwargs):
@@ -162,6 +209,19 @@ def test_a_sampled_proposal_leaves_the_targets_distribution(target, drawing, tab
     assert p_value(target, drawing, table, new=200, draws=5_000) > ALPHA
     # Two close distributions agree more often than one of them and its own likeliest token.
     assert drawn > drawing.last_generation.acceptance_length + 0.5
+
+
+@pytest.mark.parametrize("head_type", ["selector", "dcoco", "lilicorr"])
+def test_a_path_drawn_from_scores_leaves_the_targets_distribution(target, table, new_drafter, head_type):
+    drafter = new_drafter(
+        target, head_type, num_hidden_layers=1, block_size=5, target_layer_ids=[0], proposal="sampled",
+        head_config=default_head_config(head_type, 16) | {"num_candidates": 4},
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    assert p_value(target, drafter, table, new=200, draws=8_000) > ALPHA
+    assert drafter.last_generation.accepted > 0
 
 
 def test_a_sampled_proposal_is_warped_as_the_target_is(target, drawing, table):

@@ -5,6 +5,8 @@ import torch
 from lilicorr.modeling_lilicorr.head_settings import default_head_config
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
+from .conftest import all_taken
+
 PROCESSORS = [
     {"repetition_penalty": 1.3},
     {"no_repeat_ngram_size": 2},
@@ -33,7 +35,7 @@ class EveryThird(LogitsProcessor):
 
 @pytest.mark.parametrize("length", [1, 2, 17])
 @pytest.mark.parametrize("new", [1, 2, 17])
-def test_row_18_33_equal_to_plain_greedy(target, drafter, prompt, length, new):
+def test_equal_to_plain_greedy(target, drafter, prompt, length, new):
     ids = prompt(length, seed=length)
     plain = target.generate(ids, max_new_tokens=new, do_sample=False)
     assisted = target.generate(ids, max_new_tokens=new, do_sample=False, assistant_model=drafter)
@@ -45,7 +47,7 @@ def test_row_18_33_equal_to_plain_greedy(target, drafter, prompt, length, new):
     [("domino", {}), ("dcoco", {}), ("selector", {}), ("xpress", {})]
     + [("dspark", {"markov_head_type": kind}) for kind in ("vanilla", "gated", "rnn")],
 )
-def test_row_18_33_a_rivals_head_equals_plain_greedy(llama, new_drafter, prompt, head_type, changes):
+def test_a_rivals_head_equals_plain_greedy(llama, new_drafter, prompt, head_type, changes):
     head_config = default_head_config(head_type, llama.config.hidden_size) | changes
     drafter = new_drafter(llama, head_type, head_config=head_config)
     with torch.no_grad():
@@ -59,27 +61,35 @@ def test_row_18_33_a_rivals_head_equals_plain_greedy(llama, new_drafter, prompt,
         assert drafter.last_generation.drafted > 0
 
 
+@pytest.mark.parametrize("decoding", ["auto", "stock"])
 @pytest.mark.parametrize("wrong_slots", [(), (0,), (3,), (6,)])
 @pytest.mark.parametrize("length", [1, 6])
 @pytest.mark.parametrize("new", [1, 2, 9, 33])
-def test_good_drafts_are_accepted_and_change_nothing(llama, llama_drafter, teach, prompt, wrong_slots, length, new):
+def test_good_drafts_are_accepted_and_change_nothing(
+    llama, llama_drafter, teach, prompt, wrong_slots, length, new, decoding
+):
     ids = prompt(length)
     plain = llama.generate(ids, max_new_tokens=new, do_sample=False)
     teach(llama_drafter, plain[0], wrong_slots)
+    llama_drafter.config.decoding = decoding
     assisted = llama.generate(ids, max_new_tokens=new, do_sample=False, assistant_model=llama_drafter)
     assert torch.equal(assisted, plain)
     figures = llama_drafter.last_generation
     assert figures.committed == new
-    if not wrong_slots:
-        assert figures.accepted == figures.drafted
-    if new == 33:  # 1 from the prompt's pass, then full blocks until the limit
-        assert figures.acceptance_length == {(): 8.0, (0,): 1.0, (3,): 4.0, (6,): 7.0}[wrong_slots] or (
-            figures.drafted_per_block[-1] < 7
-        )
+    if not wrong_slots and new > 2 and decoding == "stock":
+        assert all_taken(figures)
+    # 1 from the prompt's pass, then blocks that end at the wrong slot, or whole ones, until the limit.
+    right = 1 + (wrong_slots[0] if wrong_slots else 7)
+    chain = [right] * ((new - 1) // right) + [(new - 1) % right] * ((new - 1) % right > 0)
+    if decoding == "stock":
+        assert figures.committed_per_block == chain[: figures.blocks]  # nothing is drafted for a last token alone
+        assert sum(figures.committed_per_block) + figures.plain_steps == new
+    elif new > 2:
+        assert figures.blocks <= len(chain) + 1  # with a branch of the text's a tree may hold a token less of the chain
 
 
 @pytest.mark.parametrize("options", PROCESSORS, ids=lambda options: next(iter(options)))
-def test_row_21_processors_act_as_in_plain_decoding(target, drafter, teach, prompt, options):
+def test_processors_act_as_in_plain_decoding(target, drafter, teach, prompt, options):
     ids = prompt(6)
     plain = target.generate(ids, max_new_tokens=30, do_sample=False, **options)
     for good in (False, True):
@@ -90,10 +100,12 @@ def test_row_21_processors_act_as_in_plain_decoding(target, drafter, teach, prom
     assert drafter.last_generation.accepted > 0
 
 
-def test_row_03_22_custom_processor_sees_only_true_prefixes(llama, llama_drafter, teach, prompt):
+@pytest.mark.parametrize("decoding", ["auto", "stock"])
+def test_a_processor_sees_only_true_prefixes(llama, llama_drafter, teach, prompt, decoding):
     ids = prompt(4)
     plain = llama.generate(ids, max_new_tokens=24, do_sample=False, logits_processor=[EveryThird()])
     teach(llama_drafter, plain[0], wrong_slots=(4,))
+    llama_drafter.config.decoding = decoding
     processor = EveryThird()
     assisted = llama.generate(
         ids, max_new_tokens=24, do_sample=False, logits_processor=[processor], assistant_model=llama_drafter
@@ -104,10 +116,13 @@ def test_row_03_22_custom_processor_sees_only_true_prefixes(llama, llama_drafter
     text = plain[0].tolist()
     assert all(prefix[:4] == text[:4] and len(prefix) <= len(text) for prefix in processor.seen)
     figures = llama_drafter.last_generation
-    assert len(processor.seen) == figures.plain_steps + figures.drafted + figures.blocks
+    if decoding == "stock":
+        assert len(processor.seen) == figures.plain_steps + figures.drafted + figures.blocks
+    else:  # once a token, in order
+        assert processor.seen == [text[:end] for end in range(4, 28)]
 
 
-def test_row_32_second_call_with_a_shorter_prompt(target, drafter, prompt):
+def test_second_call_with_a_shorter_prompt(target, drafter, prompt):
     for length in (20, 3, 1):
         ids = prompt(length, seed=length)
         plain = target.generate(ids, max_new_tokens=12, do_sample=False)
@@ -115,7 +130,7 @@ def test_row_32_second_call_with_a_shorter_prompt(target, drafter, prompt):
         assert drafter.last_generation.committed == 12
 
 
-def test_row_29_left_padded_row_equals_the_unpadded(target, drafter, teach, prompt):
+def test_left_padded_row_equals_the_unpadded(target, drafter, teach, prompt):
     ids = prompt(5)
     plain = target.generate(ids, max_new_tokens=25, do_sample=False)
     padded = torch.cat([torch.zeros(1, 7, dtype=torch.long), ids], dim=1)
@@ -123,7 +138,7 @@ def test_row_29_left_padded_row_equals_the_unpadded(target, drafter, teach, prom
     teach(drafter, plain[0])  # full acceptance only at the unpadded positions
     assisted = target.generate(padded, attention_mask=mask, max_new_tokens=25, do_sample=False, assistant_model=drafter)
     assert torch.equal(assisted[:, 7:], plain)
-    assert drafter.last_generation.accepted == drafter.last_generation.drafted > 0
+    assert all_taken(drafter.last_generation)
 
 
 def test_padding_does_not_change_the_draft(llama, llama_drafter, prompt):
@@ -146,6 +161,7 @@ def test_padding_does_not_change_the_draft(llama, llama_drafter, prompt):
 
 
 def test_nan_in_the_drafter_gives_no_candidates_and_the_right_output(target, drafter, prompt):
+    drafter.config.lookup = False
     ids = prompt(6)
     plain = target.generate(ids, max_new_tokens=10, do_sample=False)
     torch.nn.init.constant_(drafter.norm.weight, float("nan"))
@@ -156,6 +172,7 @@ def test_nan_in_the_drafter_gives_no_candidates_and_the_right_output(target, dra
 
 
 def test_nan_in_the_context_stays_harmless(target, drafter, prompt):
+    drafter.config.lookup = False
     ids = prompt(6)
     plain = target.generate(ids, max_new_tokens=10, do_sample=False)
     torch.nn.init.constant_(drafter.fc.weight, float("nan"))
@@ -164,6 +181,7 @@ def test_nan_in_the_context_stays_harmless(target, drafter, prompt):
 
 
 def test_draft_is_cut_before_the_first_slot_that_is_not_finite(llama, llama_drafter, teach, prompt):
+    llama_drafter.config.decoding = "stock"
     ids = prompt(6)
     plain = llama.generate(ids, max_new_tokens=16, do_sample=False)
     teach(llama_drafter, plain[0], broken_slots=(3, 5))
@@ -171,7 +189,7 @@ def test_draft_is_cut_before_the_first_slot_that_is_not_finite(llama, llama_draf
     assert llama_drafter.last_generation.drafted_per_block == [3, 3, 3, 2]  # commits 1, then 4 a block, 3 at the end
 
 
-def test_row_23_seed_reproduces(target, drafter, prompt):
+def test_seed_reproduces(target, drafter, prompt):
     ids = prompt(6)
 
     def sample(seed):
@@ -185,7 +203,7 @@ def test_row_23_seed_reproduces(target, drafter, prompt):
 def test_model_that_reads_no_list_of_states(llama, llama_drafter, teach, prompt, monkeypatch):
     ids = prompt(6)
     plain = llama.generate(ids, max_new_tokens=16, do_sample=False)
-    monkeypatch.setattr("lilicorr.candidate_generator.lilicorr_generator._SELECTS_STATES", False)
+    monkeypatch.setattr("lilicorr.candidate_generator.target_parts.SELECTS_STATES", False)
     teach(llama_drafter, plain[0])
     assert torch.equal(llama.generate(ids, max_new_tokens=16, do_sample=False, assistant_model=llama_drafter), plain)
     assert llama_drafter.last_generation.acceptance_length > 7

@@ -164,7 +164,7 @@ class Clock:
 def paced(monkeypatch, new_target, new_drafter):
     def build(costs, **drafter_settings):
         target = new_target("llama")
-        drafter = new_drafter(target, "lilicorr", draft_lengths="adaptive", **drafter_settings)
+        drafter = new_drafter(target, "lilicorr", draft_lengths="adaptive", decoding="stock", **drafter_settings)
         monkeypatch.setattr(lilicorr_generator, "time", Clock(target, costs))
         return target, drafter
 
@@ -275,7 +275,7 @@ def test_a_negative_length_is_refused(paced, prompt):
 
 def test_the_call_can_ask_for_the_schedule_too(monkeypatch, new_target, new_drafter, teach, prompt):
     target = new_target("llama")
-    drafter = new_drafter(target, "none")
+    drafter = new_drafter(target, "none", decoding="stock")
     monkeypatch.setattr(lilicorr_generator, "time", Clock(target, COSTLY))
     teach(drafter, [], wrong_slots=(0,))
     target.generate(

@@ -13,13 +13,14 @@ def refuses(target, drafter, ids, match, error=ValueError, **options):
     assert "\n" not in str(caught.value)
 
 
-def test_row_08_batch(llama, llama_drafter, prompt):
-    refuses(llama, llama_drafter, prompt(4).repeat(2, 1), "batch of 2 prompts.*call it once for each prompt")
+def test_a_batch_in_transformers_own_loop(llama, llama_drafter, prompt):
+    llama_drafter.config.decoding = "stock"
+    refuses(llama, llama_drafter, prompt(4).repeat(2, 1), "batch of 2 prompts.*call generate.. once for each prompt")
 
 
-def test_row_20_wrong_vocabulary(new_target, llama_drafter, prompt, tokenizer):
+def test_wrong_vocabulary(new_target, llama_drafter, prompt, tokenizer):
     target = new_target("llama", vocab_size=112)
-    refuses(target, llama_drafter, prompt(4), "different tokenizers")  # Transformers' own check comes first
+    refuses(target, llama_drafter, prompt(4), "vocab_size 112, but this drafter was made for a target with 97")
     with pytest.raises(ValueError, match="vocab_size 112, but this drafter was made for a target with 97"):
         ask(target, llama_drafter, prompt(4))
 
@@ -46,15 +47,20 @@ def test_target_without_head(llama, llama_drafter, prompt, monkeypatch):
     refuses(llama, llama_drafter, prompt(4), "shows no input embedding or no LM head.*causal LM class")
 
 
-def test_row_26_without_cache(llama, llama_drafter, prompt):
+def test_without_cache(llama, llama_drafter, prompt):
     refuses(llama, llama_drafter, prompt(4), "requires.*cache", (RuntimeError, ValueError), use_cache=False)
 
 
-def test_row_31_more_than_one_answer(llama, llama_drafter, prompt):
-    refuses(llama, llama_drafter, prompt(4), "num_return_sequences has to be 1", num_return_sequences=2, do_sample=True)
+def test_more_than_one_answer(llama, llama_drafter, prompt):
+    out = llama.generate(
+        prompt(4), assistant_model=llama_drafter, num_return_sequences=3, do_sample=True, max_new_tokens=6, top_k=0
+    )
+    assert out.shape == (3, 10) and torch.equal(out[:, :4], prompt(4).expand(3, 4))
+    llama_drafter.config.decoding = "stock"
+    refuses(llama, llama_drafter, prompt(4), "batch of 2 prompts", num_return_sequences=2, do_sample=True)
 
 
-def test_row_31_beam_search_is_plain_beam_search(llama, llama_drafter, prompt):
+def test_beam_search_is_plain_beam_search(llama, llama_drafter, prompt):
     """Transformers warns, leaves the drafter out and never asks it, so its result is exactly beam search's."""
     ids = prompt(4)
     plain = llama.generate(ids, max_new_tokens=8, num_beams=3, do_sample=False)
@@ -64,7 +70,7 @@ def test_row_31_beam_search_is_plain_beam_search(llama, llama_drafter, prompt):
     assert llama_drafter.last_generation is None
 
 
-def test_row_19_cache_that_cannot_be_cropped(llama, llama_drafter, prompt):
+def test_cache_that_cannot_be_cropped(llama, llama_drafter, prompt):
     class Uncroppable(DynamicCache):
         is_croppable = False
 
@@ -75,7 +81,12 @@ def test_row_19_cache_that_cannot_be_cropped(llama, llama_drafter, prompt):
     refuses(llama, llama_drafter, prompt(4), "cropped", **{name: Uncroppable(config=llama.config)})
 
 
-def test_a_logits_processor_with_a_state_is_refused(llama, llama_drafter, prompt):
-    """It would be asked about drafted tokens that are then dropped, and say something else afterwards."""
-    with pytest.raises(ValueError, match="keeps a state that drafted tokens would spoil"):
-        llama.generate(prompt(4), max_new_tokens=8, guidance_scale=1.5, assistant_model=llama_drafter)
+def test_a_processor_with_a_state_works_in_the_loop_and_is_refused_in_transformers_own(llama, llama_drafter, prompt):
+    """That one would be asked about drafted tokens that are then dropped, and say something else afterwards."""
+    options = {"max_new_tokens": 12, "do_sample": False, "guidance_scale": 1.5}
+    plain = llama.generate(prompt(4), **options)
+    assert torch.equal(llama.generate(prompt(4), assistant_model=llama_drafter, **options), plain)
+    llama_drafter.config.decoding = "stock"
+    refuses(
+        llama, llama_drafter, prompt(4), "keeps a state that Transformers' assisted loop spoils", guidance_scale=1.5
+    )

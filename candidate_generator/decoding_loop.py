@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from .decoding_row import DecodingRow, Request
 from .drafter_context import AttachedContext, BatchContext
 from .node_count import NodeCount
-from .requests import check_croppable
+from .requests import check_croppable, warn_of_overflow
 from .target_cache import join, keep_path, keep_paths, keep_rows, pack, tree_limit
 from .target_parts import TargetParts
 from .text_continuation import DEEPEST, Proposal
@@ -208,7 +208,9 @@ class DecodingLoop:
             states, positions, counts = self._contexts.waiting()
             cache = self._contexts.cache
             cache.expect(counts)
-        return drafter.draft(anchors, states, positions, cache, parts.embed, parts.project, **options)
+        draft = drafter.draft(anchors, states, positions, cache, parts.embed, parts.project, **options)
+        warn_of_overflow(drafter, draft.finite)
+        return draft
 
     def _free_columns(self) -> int:
         """Rows that one more pass may have."""

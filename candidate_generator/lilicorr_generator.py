@@ -20,7 +20,7 @@ from .drafter_context import AttachedContext
 from .figures import GenerationFigures
 from .node_count import DEFAULT_COUNT
 from .pace import SHORT, Pace
-from .requests import check_single, check_target
+from .requests import check_single, check_target, warn_of_overflow
 from .target_parts import TargetParts
 from .transformers_api import cache_in
 
@@ -146,6 +146,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
             graphs=self._parts.graphs,
             num_slots=room if self._draws else wanted, warp=partial(self._warp, input_ids) if self._draws else None,
         )  # fmt: skip
+        warn_of_overflow(self.drafter, draft.finite)
         tokens = draft.tokens[:, :room]
         usable = self._usable(tokens[0], draft.finite[0, :room])
         if self._pace is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from transformers import (
     PreTrainedModel,
@@ -105,6 +106,15 @@ def check_croppable(cache: Any, generation_config: "GenerationConfig") -> None:
     raise ValueError(
         f"{told} keeps what it has read in a cache that cannot be cropped, and drafting crops it; {leave}."
     )
+
+
+def warn_of_overflow(drafter: "LiLiCorrModel", finite: Tensor) -> None:
+    """Warn once of fp16 drafts that hold no number from the first slot on; `finite [N, S]` (bool) as in `Draft`."""
+    if drafter.dtype == torch.float16 and not bool(finite[:, 0].any()):
+        logger.warning_once(
+            "The drafter's states overflow in fp16, so its drafts are empty and nothing is gained; load it with "
+            "dtype=torch.bfloat16 or torch.float32."
+        )
 
 
 def warn_of_lengths(target: PreTrainedModel) -> None:

@@ -206,3 +206,18 @@ def many(_targets):
 
     target = _targets["llama"]
     return target, {head: build_drafter(target, head) for head in ("none", "lilicorr", "dcoco", "xpress")}
+
+
+@pytest.mark.parametrize("decoding", ["auto", "stock"])
+def test_fp16_that_overflows_is_told_once_with_what_to_do(llama, new_drafter, prompt, monkeypatch, decoding):
+    told = []
+    monkeypatch.setattr("lilicorr.candidate_generator.requests.logger.warning_once", told.append)
+    drafter = new_drafter(llama, "none", decoding=decoding).half()
+    torch.nn.init.constant_(drafter.norm.weight, 6e4)
+    plain = llama.generate(prompt(6), max_new_tokens=8, do_sample=False)
+    assert torch.equal(llama.generate(prompt(6), max_new_tokens=8, do_sample=False, assistant_model=drafter), plain)
+    assert "overflow in fp16" in told[0] and "dtype=torch.bfloat16 or torch.float32" in told[0]
+    told.clear()
+    sound = new_drafter(llama, "none", decoding=decoding)
+    llama.generate(prompt(6), max_new_tokens=8, do_sample=False, assistant_model=sound)
+    assert told == []

@@ -143,7 +143,7 @@ def test_trees_with_branches_leave_the_targets_distribution(target, drafter, tab
         return Draft(candidates[..., 0], finite, lambda: log_probs[..., 0].exp(), lattice)
 
     drafter.draft = draft
-    assert p_value(target, drafter, table, new=200) > ALPHA
+    assert p_value(target, drafter, table, new=200, draws=10_000) > ALPHA
     figures = drafter.last_generation
     assert figures.acceptance_length > 2 and set(figures.accepted_by_source) == {"lattice", "text", "both"}
 
@@ -151,7 +151,7 @@ def test_trees_with_branches_leave_the_targets_distribution(target, drafter, tab
 def test_temperature_and_top_k(target, drafter, table):
     warpers = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)]
     options = {"temperature": 0.7, "top_k": 4}
-    assert p_value(target, drafter, table, 200, warpers, by_prefix=False, **options) > ALPHA
+    assert p_value(target, drafter, table, 200, warpers, draws=8_000, by_prefix=False, **options) > ALPHA
 
 
 def test_a_loop_that_keeps_what_was_drafted_too_often_is_caught(target, drafter, table, monkeypatch):

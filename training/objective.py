@@ -36,7 +36,12 @@ class JointObjective(nn.Module):
         self.drafter = drafter
         self.objective = objective
         self.head_loss = build_head_loss(drafter.config.head_type, objective)
-        self.target = (target,)  # a tuple hides it from nn.Module
+        self._target = (target,)  # a tuple hides it from nn.Module
+
+    @property
+    def target(self) -> PreTrainedModel:
+        """The frozen model whose answers are learned."""
+        return self._target[0]
 
     def forward(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
         """Sums over this batch.
@@ -64,7 +69,7 @@ class JointObjective(nn.Module):
 
     def _sums(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
         """As `forward`, for all of `blocks` at once."""
-        (target,) = self.target
+        (target,) = self._target
         config, lm_head = self.drafter.config, target.get_output_embeddings()
         weight, bias = lm_head.weight[: config.vocab_size], getattr(lm_head, "bias", None)
         context, states = block_states(

@@ -288,7 +288,7 @@ def _write_log(run: Run, step: int, bar: Bar) -> None:
 
 def _calibrate(run: Run, drafter: LiLiCorrModel) -> None:
     """Fit how the head's scores become probabilities on the batches that it was trained on last."""
-    (target,) = run.joint.target
+    target = run.joint.target
     config, settings = drafter.config, run.settings
     own = LiLiCorrModel(config).to(target.device).eval()
     own.load_state_dict(drafter.state_dict())

@@ -34,7 +34,7 @@ class NodeCount:
     budget: int | None = None
     chain: bool = False
     deep: int = 12
-    sure: float = 0.9
+    sure: float = 0.88
 
     def choose(self, rows: int) -> int:
         """Nodes of each of `rows` trees."""

@@ -17,6 +17,7 @@ from lilicorr.cli import EMBEDDED_DRAFTER
 from lilicorr.evaluation.loading import LoadingError, load_pair
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
 from lilicorr.hub.terminal import loading, tracked
+from lilicorr.kernels.few_rows import FewRows
 from lilicorr.modeling_lilicorr.lattice import Block
 from rich import box
 from rich.console import Console
@@ -45,8 +46,9 @@ def main(
     for name in ("slots", "backbone", "LM head", "head", "all stages", "whole draft"):
         table.add_column(name, justify="right")
     slots = pair.drafters["drafter"].config.num_slots
-    for count in tracked(sorted({1, 2, 3, slots} & set(range(1, slots + 1))), "numbers of slots"):
-        stages = measure(pair.target, pair.drafters["drafter"], context, count, repeats)
+    for count in tracked(sorted({1, 2, 3, 4, 5, slots} & set(range(1, slots + 1))), "numbers of slots"):
+        with FewRows(pair.drafters["drafter"]).multiplied():  # as the decoding loop does
+            stages = measure(pair.target, pair.drafters["drafter"], context, count, repeats)
         parts = [1000 * stages[name] for name in ("backbone", "lm_head", "head")]
         table.add_row(str(count), *(f"{part:.2f}" for part in [*parts, sum(parts), 1000 * stages["draft"]]))
     console.print(table)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..kernels.few_rows import FewRows
 from .decoding_row import DecodingRow, Request
 from .drafter_context import AttachedContext, BatchContext
 from .node_count import NodeCount
@@ -73,6 +74,7 @@ class DecodingLoop:
         self._attached: AttachedContext | None = None
         self._contexts: BatchContext | None = None
         self._takes_positions = takes_positions(target)
+        self._few_rows = FewRows(target, drafter)
 
     # ---- prefill
 
@@ -158,8 +160,9 @@ class DecodingLoop:
         """Draft for every row, verify, and commit what was right and one token more."""
         anchors = torch.tensor([row.tokens[-1] for row in self.rows], device=self.drafter.device)
         proposals = [row.text.propose() if row.text else None for row in self.rows]
-        tree, ran = self._grow(anchors, proposals)
-        logits, outputs = self._verify(tree)
+        with self._few_rows.multiplied():
+            tree, ran = self._grow(anchors, proposals)
+            logits, outputs = self._verify(tree)
         paths, committed = self._accept(tree, logits, ran)
         for row, proposal, tokens in zip(self.rows, proposals, committed, strict=True):
             if row.text is not None and proposal is not None:
@@ -181,7 +184,7 @@ class DecodingLoop:
         ]
         sure = all(text and self.nodes.skips_draft(text[1]) for text in texts)
         chain = self.nodes.chain or not self._trees_fit(count + 1)
-        draft = None if sure else self._draft(anchors, chain)
+        draft = None if sure else self._draft(anchors, chain, count)
         deepest = min(room, DEEPEST if count >= self.nodes.deep else self.drafter.config.num_slots)
         ends = self.rows[0].ends
         tree = grow_trees(
@@ -196,10 +199,17 @@ class DecodingLoop:
         )
         return tree, not sure
 
-    def _draft(self, anchors: Tensor, chain: bool) -> "Draft":
-        """A block for every row; a chain needs no lattice, and may be replayed from a graph."""
+    def _draft(self, anchors: Tensor, chain: bool, deepest: int) -> "Draft":
+        """A block for every row, no longer than a tree can be deep.
+
+        A chain needs no lattice, and may be replayed from a graph.
+        """
         drafter, parts = self.drafter, self._parts
-        options: dict[str, Any] = {"return_lattice": drafter.head.grows_trees and not chain, "graphs": parts.graphs}
+        options: dict[str, Any] = {
+            "num_slots": min(deepest, drafter.config.num_slots),
+            "return_lattice": drafter.head.grows_trees and not chain,
+            "graphs": parts.graphs,
+        }
         if self._attached is not None:
             states, positions = self._attached.waiting()
             cache: Any = self._attached.cache

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..kernels.few_rows import multiplies_few_rows
+
 if TYPE_CHECKING:
     from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 
 DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names none
 
-# On a CPU eight rows cost one and a half times a single one, sixteen twice that; with matrix units sixteen cost little
-# more than one.
-CPU_NODES, AMX_NODES = 7, 15
-CPU_ROWS, AMX_ROWS = 32, 128  # of a whole batch
+# In fp32 four rows cost a CPU no more than one, eight a third more (benchmarks/few_rows.py); in bf16 without matrix units
+# eight rows cost one and a half times one, and with them sixteen little more than one.
+FP32_NODES, CPU_NODES, AMX_NODES = 3, 7, 15
+FP32_ROWS, CPU_ROWS, AMX_ROWS = 8, 32, 128  # of a whole batch
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ def node_count(config: "LiLiCorrConfig", target: PreTrainedModel, asked: Generat
         return NodeCount(config.num_slots, chain=True)
     if target.dtype == torch.bfloat16 and _has_amx():
         return NodeCount(AMX_NODES, AMX_ROWS)
+    if target.dtype == torch.float32 and multiplies_few_rows():
+        return NodeCount(FP32_NODES, FP32_ROWS)
     return NodeCount(CPU_NODES, CPU_ROWS)
 
 

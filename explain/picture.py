@@ -75,7 +75,7 @@ def edges_of(block: BlockTrace) -> list[tuple[str, tuple[int, int], tuple[int, i
     if block.bonus is not None:
         end = block.nodes[block.path[-1]]
         edges.append(("bonus", (end.depth, end.token), (end.depth + 1, block.bonus)))
-    return sorted(set(edges), key=lambda edge: (("node", "walk", "bonus", "kept").index(edge[0]), *edge[1:]))
+    return sorted(set(edges), key=lambda edge: (("node", "bonus", "kept", "walk").index(edge[0]), *edge[1:]))
 
 
 def picture(block: BlockTrace, words: Words) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""One greedy call recorded block by block: lattice, tree, what the target said, what was accepted. Plain numbers only."""
+"""One greedy call recorded block by block: lattice, tree, what the target said, what was accepted."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -198,11 +198,11 @@ def _nodes(tree: TokenTree, logits: Tensor, chosen: dict[int, int]) -> tuple[Nod
         logits: `[N, vocab]`; chosen: the token that was committed behind a node, where the target was read there: with
             processors, not always the likeliest one.
     """
-    likely, best = logits.float().softmax(dim=-1).max(dim=-1)
-    said = best.tolist()
+    chances = logits.float().softmax(dim=-1).cpu()
+    said = chances.argmax(dim=-1).tolist()
     for node, token in chosen.items():
         said[node] = token
-    sure = logits.float().softmax(dim=-1)[torch.arange(len(said)), torch.tensor(said)].tolist()
+    sure = chances[torch.arange(len(said)), torch.tensor(said)].tolist()
     parts = (tree.tokens, tree.parents, tree.depths, tree.sources, tree.log_probs)
     tokens, parents, depths, sources, paths = (part[0].tolist() for part in parts)
     nodes = [Node(tokens[0], -1, 0, "", 1.0, said[0], sure[0])]
@@ -212,8 +212,6 @@ def _nodes(tree: TokenTree, logits: Tensor, chosen: dict[int, int]) -> tuple[Nod
             break
         chance = float(torch.tensor(paths[number] - paths[parent]).exp())
         nodes.append(
-            Node(
-                tokens[number], parent, depths[number], SOURCES[sources[number]], chance, said[number], sure[number]
-            )
+            Node(tokens[number], parent, depths[number], SOURCES[sources[number]], chance, said[number], sure[number])
         )
     return tuple(nodes)

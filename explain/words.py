@@ -10,7 +10,9 @@ SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 def visible(text: str) -> str:
     """`text` with a sign for every space, line break and character that shows nothing or turns the writing around."""
-    return "".join(SIGNS.get(letter) or (letter if letter.isprintable() else f"⟦U+{ord(letter):04X}⟧") for letter in text)
+    return "".join(
+        SIGNS.get(letter) or (letter if letter.isprintable() else f"⟦U+{ord(letter):04X}⟧") for letter in text
+    )
 
 
 class Words:

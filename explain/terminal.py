@@ -67,14 +67,14 @@ def _colours() -> Text:
 
 
 def lattice_table(block: BlockTrace, words: Words, shown: int = 6) -> Table:
-    """Candidates of every slot, likeliest first: `[ ]` the walk, ✓ accepted, ✗ refused, + what the target said.
+    """Candidates of every slot, likeliest first: `[ ]` the walk, ✓ accepted, ✗ refused, → what the target said.
 
     Args:
         shown: candidates listed a slot; others that the walk, the tree or the target name stand behind them.
     """
     table = Table(show_edge=False, pad_edge=False)
-    table.add_column("slot", justify="right")
-    table.add_column(Text("candidates, likeliest first: [walk], ✓ accepted, ✗ refused, + said by the target"))
+    table.add_column("slot", justify="right", no_wrap=True)
+    table.add_column(Text("candidates, likeliest first: [walk], ✓ accepted, ✗ refused, → said by the target"))
     cells = cells_of(block)
     for slot in range(1, max(slot for slot, _ in cells) + 1):
         own = [cell for (at, _), cell in cells.items() if at == slot]
@@ -86,7 +86,7 @@ def lattice_table(block: BlockTrace, words: Words, shown: int = 6) -> Table:
 def _candidate(cell: Cell, words: Words) -> Text:
     label = f"{words(cell.token)} {'' if cell.chance is None else percent(cell.chance)}".rstrip().replace(" %", "%")
     label = f"[{label}]" if "walk" in cell.kinds else label
-    for kind, sign, style in (("kept", "✓", "bold green"), ("bonus", "+", "bold yellow"), ("node", "✗", "red")):
+    for kind, sign, style in (("kept", "✓", "bold green"), ("bonus", "→", "bold yellow"), ("node", "✗", "red")):
         if kind in cell.kinds:
             return Text(f"{sign} {label}", style=style)
     return Text(label, style="" if "walk" in cell.kinds else "dim")
@@ -113,8 +113,8 @@ def tree_of(block: BlockTrace, words: Words) -> Tree:
 def losses_table(slots: list[SlotTally]) -> Table:
     """Where acceptance is lost, by slot, with a bar of the shares."""
     table = Table(title="where acceptance is lost, in blocks that got to a slot", title_justify="left")
-    table.add_column("slot", justify="right")
-    table.add_column("there", justify="right")
+    table.add_column("slot", justify="right", no_wrap=True)
+    table.add_column("there", justify="right", no_wrap=True)
     for sign, style in BARS.values():
         table.add_column(Text(sign, style=style), justify="right")
     table.add_column("shares", min_width=BAR, no_wrap=True)

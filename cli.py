@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from .evaluation.command import evaluate
+from .evaluation.files import writable, write_text
 from .evaluation.replay_command import replayed
 from .hub.precision import check_dtype
 from .hub.sources import check_files, check_models
@@ -109,9 +110,7 @@ def generate(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
 ) -> None:
     """Answer prompts with any pair of target and drafter, compare with plain decoding, draw one block."""
-    if target and not drafter:
-        raise _stop(f"--target names {target}, but no --drafter belongs to it; give both, or neither for the one here.")
-    pair = _load(target, drafter or str(EMBEDDED_DRAFTER), dtype, device, trust_remote_code)
+    pair = _load_pair(target, drafter, dtype, device, trust_remote_code)
     _show(pair, prompt or DEMO_PROMPTS, max_new_tokens, temperature, seed)
 
 
@@ -218,6 +217,51 @@ def _template_option(text: str) -> tuple[str, Any]:
         ) from None
 
 
+@app.command()
+def explain(
+    prompt: Annotated[str, typer.Option(help="A user message.")] = DEMO_PROMPTS[1],
+    drafter: Annotated[str, typer.Option(help="Folder or repository; unset: SmolLM2-135M-Instruct's own.")] = "",
+    target: Annotated[str, typer.Option(help="Folder or repository of its target; unset: SmolLM2-135M-Instruct.")] = "",
+    max_new_tokens: NewTokens = 64,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a tree; unless given the drafter's own.")] = None,
+    lookup: Annotated[
+        bool, typer.Option("--lookup/--no-lookup", help="Whether the text's own continuation joins.")
+    ] = True,
+    blocks: Annotated[int, typer.Option(min=0, help="Blocks drawn in the terminal; the page has all.")] = 3,
+    output: Annotated[Path | None, typer.Option(help="HTML file to write all blocks to, such as page.html.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code the models bring.")] = False,
+) -> None:
+    """Take one greedy answer apart: candidates, trees, what the target said, and where acceptance is lost."""
+    if output is not None and (output.is_dir() or not writable(output.parent)):
+        raise _stop(f"--output {output} cannot be written; name a file in a folder that can.")
+    pair = _load_pair(target, drafter, dtype, device, trust_remote_code)
+    from .evaluation.compare import decoding_options, encode
+    from .explain.page import page
+    from .explain.terminal import print_call
+    from .explain.trace import record
+
+    model, config = pair.drafters["drafter"], pair.drafters["drafter"].config
+    config.lookup, config.max_nodes = lookup, config.max_nodes if nodes is None else nodes
+    with one_sentence():
+        inputs = encode(pair.tokenizer, prompt, pair.target.device)
+        with waiting("Answering"):
+            call = record(pair.target, model, inputs, **decoding_options(max_new_tokens))
+        print_call(console, call, pair.tokenizer, blocks)
+        if output is None:
+            console.print("--output page.html writes every block to a page.", style="dim", markup=False)
+            return
+        numbers = f"{str(pair.target.dtype).removeprefix('torch.')} on {pair.target.device}"
+        about = {
+            "target": target or "SmolLM2-135M-Instruct",
+            "drafter": drafter or EMBEDDED_DRAFTER.name,
+            "decoding": f"greedy, {numbers}, text's own continuation {'on' if lookup else 'off'}",
+        }
+        write_text(output, page(call, pair.tokenizer, about))
+    console.print(f"page in {output}", markup=False, soft_wrap=True)
+
+
 app.command()(train)
 app.command()(evaluate)
 app.command("replay")(replayed)
@@ -228,6 +272,13 @@ def _embedded_target() -> str:
         return str(smollm2())
     except TargetUnavailableError as error:
         raise _stop(str(error)) from None
+
+
+def _load_pair(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> "Pair":
+    """`_load` of what was named; the embedded pair where neither was."""
+    if target and not drafter:
+        raise _stop(f"--target names {target}, but no --drafter belongs to it; give both, or neither for the one here.")
+    return _load(target, drafter or str(EMBEDDED_DRAFTER), dtype, device, trust_remote_code)
 
 
 def _load(target: str, drafter: str, dtype: str, device: str, trust_remote_code: bool) -> "Pair":

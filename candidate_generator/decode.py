@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .decoding_loop import DecodingLoop, tree_columns
+from .decoding_pass import Observer
 from .decoding_row import DecodingRow, Request
 from .figures import GenerationFigures
 from .node_count import node_count
@@ -30,12 +31,14 @@ def decode(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     streamer: Any = None,
+    observer: Observer | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """What `target.generate(..., assistant_model=drafter)` returns, from what it prepared.
 
     Args:
         input_ids: prompts, `[rows, L]` (int64), padded on the left.
+        observer: called with every pass of the loop behind the prompt's, see `DecodingPass`.
         model_kwargs: of the call, with the target's cache.
 
     Returns:
@@ -54,7 +57,12 @@ def decode(
         name: bool(config.return_dict_in_generate and getattr(config, f"output_{name}"))
         for name in ("hidden_states", "attentions")
     }
-    options = {"lookup": drafter.config.lookup, "all_states": wants["hidden_states"], "attentions": wants["attentions"]}
+    options: dict[str, Any] = {
+        "lookup": drafter.config.lookup,
+        "all_states": wants["hidden_states"],
+        "attentions": wants["attentions"],
+        "observer": observer,
+    }
     # Rows that cannot share a pass are decoded one after the other.
     together = rows == 1 or (not any(wants.values()) and can_share(target, model_kwargs, request))
     parts = [slice(None)] if together else [slice(row, row + 1) for row in range(rows)]

@@ -9,6 +9,7 @@ are asked after every token.
 import inspect
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..kernels.few_rows import FewRows
+from .decoding_pass import DecodingPass, Observer
 from .decoding_row import DecodingRow, Request
 from .drafter_context import AttachedContext, BatchContext
 from .node_count import NodeCount
 from .requests import check_croppable, warn_of_overflow
 from .target_cache import join, keep_path, keep_paths, keep_rows, pack, tree_limit
 from .target_parts import TargetParts
-from .text_continuation import DEEPEST, Proposal
+from .text_continuation import DEEPEST
 from .token_tree import SOURCES, TokenTree
 from .transformers_api import cache_in, record_past
 from .tree_growth import Text, grow_trees
@@ -42,6 +44,7 @@ class DecodingLoop:
         shared: whether more sequences may be added to those it starts with.
         all_states, attentions: whether hidden states and attentions of committed tokens are kept for the caller, which
             works for a single sequence.
+        observer: called with every pass behind the prompt's, once it has committed; drafts then come with a lattice.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class DecodingLoop:
         shared: bool = False,
         all_states: bool = False,
         attentions: bool = False,
+        observer: Observer | None = None,
     ) -> None:
         self.drafter, self.target, self.nodes, self.lookup = drafter, target, nodes, lookup
         self._parts = TargetParts(drafter, target, all_states)
         self._beta: float = drafter.head.tree_beta
         self._shared = shared
+        self._observer = observer
         self._keeps = {"hidden_states": all_states, "attentions": attentions}
         self.rows: list[DecodingRow] = []
         self.kept: dict[str, list[Any]] = {"hidden_states": [], "attentions": []}
@@ -159,37 +164,37 @@ class DecodingLoop:
     def step(self) -> None:
         """Draft for every row, verify, and commit what was right and one token more."""
         anchors = torch.tensor([row.tokens[-1] for row in self.rows], device=self.drafter.device)
-        proposals = [row.text.propose() if row.text else None for row in self.rows]
+        texts = [row.continuation() for row in self.rows]
         with self._few_rows.multiplied():
-            tree, ran = self._grow(anchors, proposals)
+            tree, draft = self._grow(anchors, texts)
             logits, outputs = self._verify(tree)
-        paths, committed = self._accept(tree, logits, ran)
-        for row, proposal, tokens in zip(self.rows, proposals, committed, strict=True):
-            if row.text is not None and proposal is not None:
-                row.text.learn(proposal, tokens)
+        paths, committed = self._accept(tree, logits, draft is not None)
+        if self._observer is not None:
+            ended = [row.finished_at is not None for row in self.rows]
+            self._observer(DecodingPass(anchors, texts, draft, tree, logits, paths, committed, ended))
+        for row, text, tokens in zip(self.rows, texts, committed, strict=True):
+            if row.text is not None and text is not None:
+                row.text.learn(text[0], tokens)
         self._keep(outputs, paths)
         self._compact(tree, paths)
         for number, path in enumerate(paths):
             self._wait(number, outputs.hidden_states, torch.tensor(path), self._real[number])
 
-    def _grow(self, anchors: Tensor, proposals: list[Proposal | None]) -> tuple[TokenTree, bool]:
-        """Trees below `anchors [rows]`, and whether the drafter ran for them."""
+    def _grow(self, anchors: Tensor, texts: Sequence[Text | None]) -> "tuple[TokenTree, Draft | None]":
+        """Trees below `anchors [rows]`, and the draft if the drafter ran for them."""
         room = max(row.room for row in self.rows) - 1  # the target adds a token of its own
         count = min(self.nodes.choose(len(self.rows)), self._free_columns() - 1)
         if room < 1 or count < 1:
-            return TokenTree.of_anchors(anchors), False
-        texts: list[Text | None] = [
-            (proposal, row.text.chances(proposal)) if row.text and proposal else None
-            for row, proposal in zip(self.rows, proposals, strict=True)
-        ]
+            return TokenTree.of_anchors(anchors), None
         sure = all(text and self.nodes.skips_draft(text[1]) for text in texts)
         chain = self.nodes.chain or not self._trees_fit(count + 1)
-        draft = None if sure else self._draft(anchors, chain, count)
+        branches = self.drafter.head.grows_trees and not chain
+        draft = None if sure else self._draft(anchors, branches, count)
         deepest = min(room, DEEPEST if count >= self.nodes.deep else self.drafter.config.num_slots)
         ends = self.rows[0].ends
         tree = grow_trees(
             anchors,
-            draft,
+            draft if branches or draft is None else replace(draft, lattice=None),
             texts,
             count,
             beta=self._beta,
@@ -197,9 +202,9 @@ class DecodingLoop:
             ends=torch.tensor(sorted(ends), device=anchors.device) if ends else None,
             chain=chain,
         )
-        return tree, not sure
+        return tree, draft
 
-    def _draft(self, anchors: Tensor, chain: bool, deepest: int) -> "Draft":
+    def _draft(self, anchors: Tensor, branches: bool, deepest: int) -> "Draft":
         """A block for every row, no longer than a tree can be deep.
 
         A chain needs no lattice, and may be replayed from a graph.
@@ -207,7 +212,7 @@ class DecodingLoop:
         drafter, parts = self.drafter, self._parts
         options: dict[str, Any] = {
             "num_slots": min(deepest, drafter.config.num_slots),
-            "return_lattice": drafter.head.grows_trees and not chain,
+            "return_lattice": branches or self._observer is not None,
             "graphs": parts.graphs,
         }
         if self._attached is not None:

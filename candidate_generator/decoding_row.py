@@ -12,6 +12,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .figures import GenerationFigures
 from .text_continuation import TextContinuation
+from .tree_growth import Text
 
 _ROOM = 256  # tokens by which a row's buffer grows
 
@@ -125,6 +126,11 @@ class DecodingRow:
     def ids(self) -> Any:
         """The sequence, `[1, length]` (int64)."""
         return self._buffer[:, : self.length]
+
+    def continuation(self) -> Text | None:
+        """The text's own continuation, with its chances; `None` where there is none or none is wanted."""
+        proposal = self.text.propose() if self.text else None
+        return (proposal, self.text.chances(proposal)) if self.text and proposal else None
 
     def choose(self, logits: Tensor) -> int:
         """The next token from the target's logits behind the sequence, `[1, vocab]`, as plain `generate` chooses it."""

@@ -27,7 +27,9 @@ from rich.progress import (
 Item = TypeVar("Item")
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # as torch says it, of a GPU and of a CPU
 LINE_SECONDS = 10.0  # between the lines that stand for a bar where there is no terminal
-PLAIN_SIGNS = str.maketrans("✓✗×…·–—─━→⏎⇥⟦⟧≤µτ“”", "+xx..---->|>[]<ut''")  # one for one, so that columns stay straight
+PLAIN_SIGNS = str.maketrans(
+    "✓✗×…·–—─━→⏎⇥⟦⟧≤µτ“”█▓▒░", "+xx..---->|>[]<ut''#%=:"
+)  # one for one, so that columns stay straight
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:

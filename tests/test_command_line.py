@@ -17,7 +17,7 @@ from rich.console import Console
 from transformers import AutoModel, AutoTokenizer
 from typer.testing import CliRunner
 
-VERBS = ("demo", "generate", "regenerate", "train", "evaluate", "replay")
+VERBS = ("demo", "generate", "explain", "regenerate", "train", "evaluate", "replay")
 WITHOUT_TORCH = """
 import json, sys
 for name in ("torch", "transformers", "accelerate"):
@@ -67,6 +67,7 @@ def test_what_is_wrong_is_one_sentence_before_torch_is_imported(places, tmp_path
         for verb, arguments in {
             "demo": ["demo"],
             "generate": ["generate"],
+            "explain": ["explain"],
             "regenerate": ["regenerate", one, "--output", out],
             "evaluate": [*evaluated, "--drafter", f"a={model}", "--data", one],
             "replay": [*replayed, "--drafter", f"a={model}", "--answers", one],
@@ -79,6 +80,8 @@ def test_what_is_wrong_is_one_sentence_before_torch_is_imported(places, tmp_path
             f"demo {name}": ["demo", "--drafter", model_path],
             f"generate drafter {name}": ["generate", "--drafter", model_path],
             f"generate target {name}": ["generate", "--target", model_path, "--drafter", model],
+            f"explain drafter {name}": ["explain", "--drafter", model_path],
+            f"explain target {name}": ["explain", "--target", model_path, "--drafter", model],
             f"train recipe {name}": ["train", file, "--data", one, "--output", out, "--target", model],
             f"train data {name}": [*trained, "--data", file],
             f"train target {name}": ["train", recipe, "--data", one, "--output", out, "--target", model_path],
@@ -95,6 +98,9 @@ def test_what_is_wrong_is_one_sentence_before_torch_is_imported(places, tmp_path
         "no verb of that name": ["generat"],
         "an option before the verb": ["--bogus"],
         "a target without its drafter": ["generate", "--target", model],
+        "a target to explain without its drafter": ["explain", "--target", model],
+        "a page that is a folder": ["explain", "--output", folder],
+        "a page in a file": ["explain", "--output", f"{one}/page.html"],
         "an unknown recipe": ["train", "gpt-9", "--data", one, "--output", out],
     }
     (tmp_path / "wrong.json").write_text(json.dumps(wrong))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STOREYS = [["kernels"], ["candidate_generator"], ["modeling_lilicorr"], ["hub", "training", "evaluation"]]
+STOREYS = [["kernels"], ["candidate_generator"], ["modeling_lilicorr"], ["hub", "training", "evaluation"], ["explain"]]
 STOREY = {room: storey for storey, rooms in enumerate(STOREYS) for room in rooms}
 TRAVELLING = ("kernels", "modeling_lilicorr", "candidate_generator")  # inside every published checkpoint
 # The face users call reaches up for a moment: saving writes the bundle and the card.
@@ -80,7 +80,7 @@ def test_hugging_face_kernels_is_not_shadowed(tmp_path):
     # From elsewhere no `kernels`, `hub` … of ours may be importable at the top level.
     code = (
         "import importlib.util, lilicorr.kernels.reference\n"
-        "for name in ('kernels', 'hub', 'training', 'evaluation', 'modeling_lilicorr', 'candidate_generator'):\n"
+        f"for name in {list(STOREY)}:\n"
         "    spec = importlib.util.find_spec(name)\n"
         "    places = [] if spec is None else [spec.origin or '', *(spec.submodule_search_locations or [])]\n"
         f"    assert not any(str(place).startswith({str(ROOT)!r} + '/' + name) for place in places), (name, places)\n"

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from .evaluation.command import evaluate
 from .evaluation.replay_command import replayed
+from .hub.command import publish
 from .hub.precision import check_dtype
 from .hub.sources import check_files, check_models
 from .hub.targets import TargetUnavailableError, smollm2
@@ -221,6 +222,7 @@ def _template_option(text: str) -> tuple[str, Any]:
 app.command()(train)
 app.command()(evaluate)
 app.command("replay")(replayed)
+app.command()(publish)
 
 
 def _embedded_target() -> str:

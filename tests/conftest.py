@@ -25,6 +25,7 @@ LENGTHY = (  # files that take long together; a test of any other is marked `fas
     "evaluation/test_evaluate.py",
     "evaluation/test_replay.py",
     "hub/test_bad_checkpoints.py",
+    "hub/test_publish.py",
     "hub/test_remote_code.py",
     "integration/test_embedded_checkpoint.py",
     "integration/test_smollm2_lossless.py",

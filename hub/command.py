@@ -1,0 +1,67 @@
+"""The command line of the Hub: `lilicorr publish` and `lilicorr verify`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .sources import check_files, check_model, check_online
+from .terminal import loading, one_sentence, waiting
+
+MEGABYTE = 1 << 20
+
+
+def publish(
+    checkpoint: Annotated[str, typer.Argument(help="Folder of a drafter, as training and save_pretrained write.")],
+    repository: Annotated[str, typer.Argument(help="owner/name on the Hub, made if it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="For a repository that nobody else sees.")] = False,
+    revision: Annotated[str, typer.Option("--revision", "--branch", help="Branch, made if it is not there.")] = "",
+    message: Annotated[str, typer.Option("--commit-message", "-m", help="Of the commit.")] = "",
+    max_shard_size: Annotated[str, typer.Option(help="Of one weight file: 5GB, 200MB.")] = "5GB",
+    results: Annotated[str, typer.Option(help="report.json of `lilicorr evaluate` on this checkpoint.")] = "",
+    license: Annotated[str, typer.Option(help="Identifier of the weights' licence.")] = "apache-2.0",
+    language: Annotated[list[str] | None, typer.Option(help="ISO 639 code; may be given several times.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="Data set it learned from, by its name on the Hub.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Further tag of the card.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files; ask and send nothing.")] = False,
+) -> None:
+    """Upload a drafter as a complete repository, code and card included. The same command again resumes."""
+    out = Console()
+    with one_sentence():
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"The checkpoint {checkpoint} is no folder; give the folder of a drafter.")
+        check_model("drafter", checkpoint)
+        check_files([results] if results else [])
+        if not dry_run:
+            check_online()
+        with loading("Looking at the checkpoint", checkpoint):
+            from .publish import (
+                CardFacts,
+                Destination,
+                check_destination,
+                check_repo_id,
+                send,
+                sizes,
+                staged_repository,
+            )
+
+            check_repo_id(repository)
+            place = Destination(repository, private or None, revision or None, message or None)
+            if not dry_run:
+                check_destination(place)
+            facts = CardFacts(license, language or (), dataset or (), tag or (), results)
+        with staged_repository(checkpoint, repository, facts, max_shard_size) as files:
+            found = sizes(files)
+            if dry_run:
+                for name, size in found.items():
+                    out.print(f"{size:>13,}  {name}", markup=False, highlight=False, soft_wrap=True)
+                where = f"{repository}{f' at {revision}' if revision else ''}"
+                total = f"{len(found)} files, {sum(found.values()):,} bytes, would go to {where}"
+                out.print(total, markup=False, highlight=False, soft_wrap=True)
+                return
+            with waiting(f"Uploading {len(found)} files, {sum(found.values()) / MEGABYTE:,.1f} MB", still=True):
+                made = send(files, place)
+    out.print(f"{made.commit_url}", markup=False, highlight=False, soft_wrap=True)
+    pinned = f'AutoModel.from_pretrained("{repository}", revision="{made.oid}", trust_remote_code=True)'
+    out.print(pinned, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,165 @@
+"""A checkpoint on its way to the Hub: what would be uploaded, and the upload as one commit."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import get_session, validate_repo_id
+
+from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
+from ..modeling_lilicorr.repository import files_of, keeps_card, look_at, release, upload
+from ..modeling_lilicorr.repository_files import CARD
+from .card import LICENSE, model_card
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a checkpoint does not know of itself, for its card; see `model_card`.
+
+    Attributes:
+        results: the `report.json` of `lilicorr evaluate` on this very checkpoint, or nothing.
+    """
+
+    license: str = LICENSE
+    languages: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    results: str = ""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where to publish: as `HfApi.create_repo` and `HfApi.create_commit` take them."""
+
+    repo_id: str
+    private: bool | None = None
+    revision: str | None = None
+    commit_message: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raise a `ValueError` of one sentence unless the Hub could have a repository of that name."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError:
+        raise ValueError(
+            f"{repo_id!r} is no name of a repository, expected owner/name of letters, digits, '-', '_' and '.'."
+        ) from None
+
+
+@contextmanager
+def staged_repository(
+    checkpoint: str | Path, repo_id: str, facts: CardFacts | None = None, max_shard_size: str = "5GB"
+) -> Iterator[dict[str, Path]]:
+    """The files of the repository that a checkpoint makes, by their names there, in a folder that goes away afterwards.
+
+    The checkpoint is loaded and so checked. Its card is kept if somebody wrote it. Nothing is asked of the Hub.
+
+    Args:
+        checkpoint: folder of a drafter, of which weights, configuration and card are read; its code is the release's.
+        repo_id: for the card.
+        max_shard_size: of one weight file.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: see `LiLiCorrModel.from_pretrained` and `read_results`.
+    """
+    facts = facts or CardFacts()
+    source = Path(checkpoint)
+    drafter = LiLiCorrModel.from_pretrained(source)
+    with tempfile.TemporaryDirectory(prefix="lilicorr-publish-") as folder:
+        drafter.save_pretrained(folder, repo_id=repo_id, max_shard_size=max_shard_size)
+        write_card(drafter.config, source, Path(folder), repo_id, facts)
+        yield files_of(Path(folder))
+
+
+def write_card(config: Any, source: Path, folder: Path, repo_id: str, facts: CardFacts) -> None:
+    """README.md of `folder`: that of `source` if somebody wrote it, else one of its own."""
+    if keeps_card(source):
+        (folder / CARD).write_bytes((source / CARD).read_bytes())
+        return
+    results: list[Any] = []
+    if facts.results:
+        from ..evaluation.machine import fingerprint
+        from .results import read_results
+
+        results = read_results(facts.results, fingerprint(source, None))
+    text = model_card(
+        config,
+        repo_id,
+        facts.tags,
+        license=facts.license,
+        languages=facts.languages,
+        datasets=facts.datasets,
+        results=results,
+        release=release(),
+    )
+    (folder / CARD).write_text(text, "utf-8")
+
+
+def check_destination(place: Destination) -> None:
+    """Look at the repository before anything is loaded.
+
+    Raises:
+        ValueError: it holds something else than a drafter, is public but meant to be private, or cannot be looked at.
+    """
+    with _hub_errors(place.repo_id, "looking at"):
+        look_at(HfApi(library_name="lilicorr", token=place.token), place.repo_id, place.revision, place.private)
+
+
+def send(files: dict[str, Path], place: Destination) -> Any:
+    """Upload the files of `staged_repository` as one commit.
+
+    Raises:
+        ValueError: in one sentence, what the Hub refused or where the connection broke.
+    """
+    folder = files["config.json"].parent
+    with _hub_errors(place.repo_id, "uploading to"):
+        return upload(
+            folder,
+            place.repo_id,
+            token=place.token,
+            private=place.private,
+            revision=place.revision,
+            commit_message=place.commit_message,
+        )
+
+
+@contextmanager
+def _hub_errors(repo_id: str, doing: str) -> Iterator[None]:
+    """What can go wrong between here and the Hub, in one sentence. Only calls of the Hub's library belong inside."""
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        hint = (
+            "log in with `hf auth login`, or set HF_TOKEN to a token that may write there"
+            if status in (401, 403, 404)
+            else "try again later"
+        )
+        raise ValueError(f"The Hub refused {doing} {repo_id} (status {status}); {hint}.") from error
+    except (_transport_error(), RuntimeError) as error:  # a blob's upload hides the connection's error in the latter
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"The connection broke while {doing} {repo_id} ({reason}); give the same command again, which goes on with "
+            "what is missing."
+        ) from error
+
+
+def _transport_error() -> type[Exception]:
+    """What the HTTP client of the installed huggingface_hub raises where a connection fails."""
+    client = next(kind for kind in type(get_session()).__mro__ if kind.__name__ == "Client")
+    return sys.modules[client.__module__.partition(".")[0]].TransportError
+
+
+def sizes(files: dict[str, Path]) -> dict[str, int]:
+    """Bytes of each file by its name."""
+    return {name: os.path.getsize(path) for name, path in files.items()}

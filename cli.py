@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .evaluation.command import evaluate
 from .evaluation.replay_command import replayed
-from .hub.command import publish
+from .hub.command import publish, verify
 from .hub.precision import check_dtype
 from .hub.sources import check_files, check_models
 from .hub.targets import TargetUnavailableError, smollm2
@@ -223,6 +223,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command("replay")(replayed)
 app.command()(publish)
+app.command()(verify)
 
 
 def _embedded_target() -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .sources import check_files, check_model, check_online
+from .sources import check_files, check_model, check_online, check_reachable
 from .terminal import loading, one_sentence, waiting
 
 MEGABYTE = 1 << 20
@@ -36,15 +36,8 @@ def publish(
         if not dry_run:
             check_online()
         with loading("Looking at the checkpoint", checkpoint):
-            from .publish import (
-                CardFacts,
-                Destination,
-                check_destination,
-                check_repo_id,
-                send,
-                sizes,
-                staged_repository,
-            )
+            from .hub_calls import check_repo_id
+            from .publish import CardFacts, Destination, check_destination, send, sizes, staged_repository
 
             check_repo_id(repository)
             place = Destination(repository, private or None, revision or None, message or None)
@@ -65,3 +58,34 @@ def publish(
     out.print(f"{made.commit_url}", markup=False, highlight=False, soft_wrap=True)
     pinned = f'AutoModel.from_pretrained("{repository}", revision="{made.oid}", trust_remote_code=True)'
     out.print(pinned, markup=False, highlight=False, soft_wrap=True)
+
+
+def verify(
+    source: Annotated[str, typer.Argument(help="Folder of a drafter, or its repository.")],
+    revision: Annotated[str, typer.Option("--revision", help="Branch, tag or commit of a repository.")] = "",
+) -> None:
+    """Compare a drafter's code with the installed release, file by file; nothing of it is imported or run."""
+    out = Console()
+    with one_sentence():
+        check_model("drafter", source)
+        from .verify import verify_folder, verify_repository
+
+        if Path(source).is_dir():
+            if revision:
+                raise ValueError(f"--revision is {revision}, but {source} is a folder; leave it out.")
+            verdict, commit = verify_folder(source), ""
+        else:
+            check_reachable("drafter", source)
+            verdict, commit = verify_repository(source, revision or None)
+    counts = []
+    for kind in ("equal", "differing", "unknown", "missing"):
+        names = getattr(verdict, kind)
+        counts.append(f"{len(names)} {kind}")
+        for name in names:
+            printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+            out.print(f"{kind:<10} {printable}", markup=False, highlight=False, soft_wrap=True)
+    what = "the code is that of the installed release" if verdict.ok else "not the code of the installed release"
+    where = f" (commit {commit})" if commit else ""
+    out.print(f"{', '.join(counts)}: {what}{where}", markup=False, highlight=False, soft_wrap=True)
+    if not verdict.ok:
+        raise typer.Exit(1)

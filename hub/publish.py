@@ -1,7 +1,6 @@
 """A checkpoint on its way to the Hub: what would be uploaded, and the upload as one commit."""
 
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import get_session, validate_repo_id
 
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from ..modeling_lilicorr.repository import files_of, keeps_card, look_at, release, upload
 from ..modeling_lilicorr.repository_files import CARD
 from .card import LICENSE, model_card
+from .hub_calls import hub_errors
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,6 @@ class Destination:
     revision: str | None = None
     commit_message: str | None = None
     token: str | None = field(default=None, repr=False)
-
-
-def check_repo_id(repo_id: str) -> None:
-    """Raise a `ValueError` of one sentence unless the Hub could have a repository of that name."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError:
-        raise ValueError(
-            f"{repo_id!r} is no name of a repository, expected owner/name of letters, digits, '-', '_' and '.'."
-        ) from None
 
 
 @contextmanager
@@ -111,7 +99,7 @@ def check_destination(place: Destination) -> None:
     Raises:
         ValueError: it holds something else than a drafter, is public but meant to be private, or cannot be looked at.
     """
-    with _hub_errors(place.repo_id, "looking at"):
+    with hub_errors(place.repo_id, "looking at"):
         look_at(HfApi(library_name="lilicorr", token=place.token), place.repo_id, place.revision, place.private)
 
 
@@ -122,7 +110,7 @@ def send(files: dict[str, Path], place: Destination) -> Any:
         ValueError: in one sentence, what the Hub refused or where the connection broke.
     """
     folder = files["config.json"].parent
-    with _hub_errors(place.repo_id, "uploading to"):
+    with hub_errors(place.repo_id, "uploading to"):
         return upload(
             folder,
             place.repo_id,
@@ -131,33 +119,6 @@ def send(files: dict[str, Path], place: Destination) -> Any:
             revision=place.revision,
             commit_message=place.commit_message,
         )
-
-
-@contextmanager
-def _hub_errors(repo_id: str, doing: str) -> Iterator[None]:
-    """What can go wrong between here and the Hub, in one sentence. Only calls of the Hub's library belong inside."""
-    try:
-        yield
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = (
-            "log in with `hf auth login`, or set HF_TOKEN to a token that may write there"
-            if status in (401, 403, 404)
-            else "try again later"
-        )
-        raise ValueError(f"The Hub refused {doing} {repo_id} (status {status}); {hint}.") from error
-    except (_transport_error(), RuntimeError) as error:  # a blob's upload hides the connection's error in the latter
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(
-            f"The connection broke while {doing} {repo_id} ({reason}); give the same command again, which goes on with "
-            "what is missing."
-        ) from error
-
-
-def _transport_error() -> type[Exception]:
-    """What the HTTP client of the installed huggingface_hub raises where a connection fails."""
-    client = next(kind for kind in type(get_session()).__mro__ if kind.__name__ == "Client")
-    return sys.modules[client.__module__.partition(".")[0]].TransportError
 
 
 def sizes(files: dict[str, Path]) -> dict[str, int]:

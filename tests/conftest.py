@@ -41,6 +41,7 @@ LENGTHY = (  # files that take long together; a test of any other is marked `fas
     "modeling_lilicorr/test_residual_head.py",
     "modeling_lilicorr/test_rivals.py",
     "test_command_line.py",
+    "test_packaging.py",
     "training/test_command.py",
     "training/test_decode.py",
     "training/test_dry_run.py",

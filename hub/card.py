@@ -86,15 +86,15 @@ def model_card(
     """README.md with metadata for the drafter of a `LiLiCorrConfig`.
 
     Args:
-        config: the drafter's configuration; `target_model` names the model it drafts for, if known, and `backbone` the
-            DFlash checkpoint that a head alone belongs to.
+        config: the drafter's configuration; `target_model` names the model it drafts for, if known, and
+            `frozen_backbone` the DFlash checkpoint that a head alone belongs to.
         repo_id: name on the Hub, if known.
         tags: further tags for the metadata.
         license, languages, datasets: for the metadata: a licence's identifier, ISO 639 codes, names on the Hub.
         results: what was measured, as evaluation metadata and as a table.
         release: of `lilicorr`, from which the code comes.
     """
-    backbone = getattr(config, "backbone", None) or {}
+    backbone = getattr(config, "frozen_backbone", None) or {}
     based_on = [name for name in (config.target_model, backbone.get("name")) if name]
     data = ModelCardData(
         base_model=based_on[0] if len(based_on) == 1 else based_on or None,

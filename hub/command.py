@@ -19,6 +19,9 @@ def publish(
     revision: Annotated[str, typer.Option("--revision", "--branch", help="Branch, made if it is not there.")] = "",
     message: Annotated[str, typer.Option("--commit-message", "-m", help="Of the commit.")] = "",
     max_shard_size: Annotated[str, typer.Option(help="Of one weight file: 5GB, 200MB.")] = "5GB",
+    head_only: Annotated[bool, typer.Option("--head-only", help="The head without its backbone.")] = False,
+    backbone: Annotated[str, typer.Option(help="DFlash repository that --head-only was trained on, frozen.")] = "",
+    backbone_revision: Annotated[str, typer.Option(help="Branch, tag or commit of --backbone.")] = "",
     results: Annotated[str, typer.Option(help="report.json of `lilicorr evaluate` on this checkpoint.")] = "",
     license: Annotated[str, typer.Option(help="Identifier of the weights' licence.")] = "apache-2.0",
     language: Annotated[list[str] | None, typer.Option(help="ISO 639 code; may be given several times.")] = None,
@@ -33,18 +36,21 @@ def publish(
             raise ValueError(f"The checkpoint {checkpoint} is no folder; give the folder of a drafter.")
         check_model("drafter", checkpoint)
         check_files([results] if results else [])
+        if head_only != bool(backbone) or (backbone_revision and not backbone):
+            raise ValueError("--head-only and --backbone belong together; give both, or neither for a whole drafter.")
         if not dry_run:
             check_online()
         with loading("Looking at the checkpoint", checkpoint):
             from .hub_calls import check_repo_id
-            from .publish import CardFacts, Destination, check_destination, send, sizes, staged_repository
+            from .publish import Backbone, CardFacts, Destination, check_destination, send, sizes, staged_repository
 
             check_repo_id(repository)
             place = Destination(repository, private or None, revision or None, message or None)
             if not dry_run:
                 check_destination(place)
             facts = CardFacts(license, language or (), dataset or (), tag or (), results)
-        with staged_repository(checkpoint, repository, facts, max_shard_size) as files:
+            frozen = Backbone(backbone, backbone_revision or None, dry_run) if backbone else None
+        with staged_repository(checkpoint, repository, facts, max_shard_size, frozen) as files:
             found = sizes(files)
             if dry_run:
                 for name, size in found.items():
@@ -57,6 +63,8 @@ def publish(
                 made = send(files, place)
     out.print(f"{made.commit_url}", markup=False, highlight=False, soft_wrap=True)
     pinned = f'AutoModel.from_pretrained("{repository}", revision="{made.oid}", trust_remote_code=True)'
+    if head_only:
+        pinned = f'LiLiCorrModel.from_dflash("{backbone}", head="{repository}", head_revision="{made.oid}")'
     out.print(pinned, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -8,7 +8,17 @@ from lilicorr.hub.bundle import released_code
 
 # Modules of the standard library that reach neither files nor network nor processes, nor run text as code.
 HARMLESS = {
-    *("__future__", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "functools", "heapq"),
+    *(
+        "__future__",
+        "collections",
+        "collections.abc",
+        "contextlib",
+        "copy",
+        "dataclasses",
+        "functools",
+        "heapq",
+        "hashlib",
+    ),
     *("inspect", "itertools", "json", "math", "re", "statistics", "threading", "time", "types", "typing", "warnings"),
     "weakref",
 }

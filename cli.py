@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from .evaluation.command import evaluate
 from .evaluation.files import writable, write_text
 from .evaluation.replay_command import replayed
+from .hub.command import publish, verify
 from .hub.precision import check_dtype
 from .hub.sources import check_files, check_models
 from .hub.targets import TargetUnavailableError, smollm2
@@ -265,6 +266,8 @@ def explain(
 app.command()(train)
 app.command()(evaluate)
 app.command("replay")(replayed)
+app.command()(publish)
+app.command()(verify)
 
 
 def _embedded_target() -> str:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names none
 
-# In fp32 four rows cost a CPU no more than one, eight a third more (benchmarks/few_rows.py). In bf16 eight cost half more
-# than one, and with matrix units sixteen cost little more than one.
+# In fp32 four rows cost a CPU no more than one, eight a third more (benchmarks/few_rows.py). In bf16 eight rows cost half
+# more than one, and with matrix units sixteen cost little more than one.
 FP32_NODES, CPU_NODES, AMX_NODES = 3, 7, 15
 FP32_ROWS, CPU_ROWS, AMX_ROWS = 8, 32, 128  # of a whole batch
 

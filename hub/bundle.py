@@ -10,6 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ENTRY = "modeling_lilicorr/modeling_lilicorr.py"
+CUSTOM_GENERATE = "candidate_generator/custom_generate.py"  # published as custom_generate/generate.py
 
 
 class BundleError(ValueError):
@@ -42,6 +43,11 @@ def build_bundle(root: Path = PACKAGE, entry: str = ENTRY) -> dict[str, str]:
         bundle[path.name], needed = _flatten(path, root)
         pending += needed
     return dict(sorted(bundle.items()))
+
+
+def released_code(root: Path = PACKAGE) -> dict[str, str]:
+    """Names and contents of all code files of a published repository."""
+    return {**build_bundle(root), "custom_generate/generate.py": (root / CUSTOM_GENERATE).read_text("utf-8")}
 
 
 def _flatten(path: Path, root: Path) -> tuple[str, list[Path]]:

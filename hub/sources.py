@@ -56,8 +56,7 @@ def check_reachable(role: str, source: str | Path) -> None:
 
     Where the Hub is out of reach but the repository's files are kept, Transformers is told to work offline.
     """
-    offline = any(os.environ.get(name) for name in OFFLINE)
-    if Path(source).exists() or (not offline and _hub_answers()):
+    if Path(source).exists() or (_offline() is None and _hub_answers()):
         return
     if "huggingface_hub" not in sys.modules:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read as it is imported
@@ -73,6 +72,19 @@ def check_reachable(role: str, source: str | Path) -> None:
             f"The {role} {source} could not be loaded: there is no such folder, and the Hub ({_endpoint()}) is out of "
             "reach; mend the path, or connect to fetch a repository."
         )
+
+
+def check_online() -> None:
+    """Raise a `ValueError` where the Hub must be asked but cannot be."""
+    if name := _offline():
+        raise ValueError(f"{name} is set, so the Hub is not asked; unset it to publish, or try --dry-run.")
+    if not _hub_answers():
+        raise ValueError(f"The Hub ({_endpoint()}) is out of reach; connect to publish, or try --dry-run.")
+
+
+def _offline() -> str | None:
+    """The variable that forbids asking the Hub, by the values that the Hub's library takes for a yes."""
+    return next((name for name in OFFLINE if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")), None)
 
 
 def _endpoint() -> str:

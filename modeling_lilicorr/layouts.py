@@ -86,12 +86,15 @@ UNSUPPORTED = {
 }
 
 
-def read_checkpoint(source: str | os.PathLike, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Header]]:
+def read_checkpoint(
+    source: str | os.PathLike, revision: str | None = None, local_files_only: bool = False
+) -> tuple[dict[str, Any], dict[str, Header]]:
     """`config.json` and the headers of all tensors of a local folder or Hub repository, single or sharded.
 
     Args:
         source: folder, or `owner/name` on the Hub, of which safetensors and JSON alone are fetched.
         revision: branch, tag or commit on the Hub.
+        local_files_only: take what the cache holds, and ask nobody.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -100,7 +103,8 @@ def read_checkpoint(source: str | os.PathLike, revision: str | None = None) -> t
     folder = local_folder(source)
     if folder is None:
         patterns = ["*.json", "*.safetensors"]
-        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns))
+        options: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
+        folder = Path(snapshot_download(str(source), allow_patterns=patterns, **options))
     settings = read_json(folder / CONFIG)
     headers: dict[str, Header] = {}
     for name, header in read_headers(weight_files(folder)).items():

@@ -30,6 +30,7 @@ from .checkpoint_files import (
 from .configuration_lilicorr import LiLiCorrConfig
 from .dflash import DFlashModel, DraftCache
 from .draft_graphs import DraftGraphs, KnownGraphs
+from .head_alone import FROZEN, check_backbone, is_head_alone, read_head, without_heads
 from .heads import DraftHead, build_head
 from .lattice import Block, Draft
 from .layouts import (
@@ -262,6 +263,10 @@ class LiLiCorrModel(DFlashModel):
         if config.model_type != LiLiCorrConfig.model_type:  # remote code may be there twice: classes tell nothing
             raise ValueError(f"{source} holds a model of type {config.model_type!r}, not a LiLiCorr drafter.")
         config.validate()
+        if is_head_alone(config):
+            raise ValueError(
+                f"{source} holds a head alone; load it with LiLiCorrModel.from_dflash(<its backbone>, head={source!r})."
+            )
         tensors = kwargs.pop("state_dict", None)
         if tensors is None:
             headers = read_headers(find_weights(source, variant, **download))
@@ -292,24 +297,44 @@ class LiLiCorrModel(DFlashModel):
         head_type: str = "lilicorr",
         *,
         revision: str | None = None,
+        head: str | os.PathLike | None = None,
+        head_revision: str | None = None,
         **config_overrides: Any,
     ) -> "LiLiCorrModel":
         """Start from a DFlash checkpoint in z-lab's layout, or load one in the layout of LiLiCorr's authors.
+
+        With `head`, put a head on it that was trained on it while it was frozen and published alone.
 
         Args:
             source: local folder, or `owner/name` on the Hub (safetensors and JSON only are fetched).
             head_type: the head to put on the backbone; its weights are fresh unless the checkpoint brings them.
             revision: branch, tag or commit on the Hub.
-            **config_overrides: arguments of `LiLiCorrConfig`, such as `head_config`.
+            head, head_revision: folder or repository of a head alone, which brings its own type and settings.
+            **config_overrides: arguments of `LiLiCorrConfig`, such as `head_config`; none with `head`.
 
         Returns:
             The model in the checkpoint's dtype, in evaluation mode.
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: a file is torn, a key or tensor is missing or does not fit, or a setting is not supported.
+            ValueError: a file is torn, a key or tensor is missing or does not fit, a setting is not supported, or the
+                head was trained on another backbone.
         """
         settings, headers = read_checkpoint(source, revision)
+        if head is not None:
+            if config_overrides:
+                raise ValueError(
+                    f"{head} brings its own settings; leave out {', '.join(config_overrides)}, or change the drafter's "
+                    "configuration once it is loaded."
+                )
+            config, own = read_head(head, head_revision)
+            backbone = without_heads(headers)
+            check_headers(backbone | own, cls, config, f"{source} with {head}")
+            tensors = read_tensors(backbone)
+            check_backbone(config, settings, tensors, source)
+            tensors |= read_tensors(own)
+            delattr(config, FROZEN)  # together they are a whole drafter
+            return super().from_pretrained(None, config=config, state_dict=tensors, dtype=common_dtype(tensors))
         config = config_from_dflash(settings, head_type, **config_overrides)
         fresh = None if has_head(settings) and head_type == "lilicorr" else f"{head_type}."
         if has_head(settings) and fresh is not None:

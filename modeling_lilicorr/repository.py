@@ -2,23 +2,25 @@
 
 import importlib
 import inspect
+import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from ..candidate_generator.custom_generate import generate as custom_generate
+from .checkpoint_files import CONFIG
+from .config_checks import shown
 from .configuration_lilicorr import LiLiCorrConfig
+from .repository_files import AUTO_MAP, BARE, CARD, CARD_MARK, UPLOADED, WEIGHT_FILES, is_drafter
 
-AUTO_MAP = {"AutoConfig": "configuration_lilicorr.LiLiCorrConfig", "AutoModel": "modeling_lilicorr.LiLiCorrModel"}
-WEIGHT_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 COMMIT_ARGUMENTS = ("commit_message", "commit_description", "create_pr", "private", "revision", "token")
-UPLOADED = ("*.safetensors", "*.json", "*.py", "README.md")
 
 
 @contextmanager
@@ -46,14 +48,25 @@ def staged(folder: str | os.PathLike) -> Iterator[Path]:
                 path.unlink()
 
 
+def _package() -> str | None:
+    """The package's name, or `None` in code that came with a checkpoint."""
+    parent, _, room = (__package__ or "").rpartition(".")
+    return parent if room == "modeling_lilicorr" else None
+
+
+def release() -> str | None:
+    """Which release of the package this is; code that came with a checkpoint cannot tell."""
+    package = _package()
+    return f"lilicorr {importlib.import_module(package).__version__}" if package else None
+
+
 def flat_code() -> dict[str, str]:
     """File names and contents of the code that a checkpoint carries, all in one folder.
 
     Inside the package it is built from the rooms; code that itself came with a checkpoint passes itself on.
     """
-    parent, _, room = (__package__ or "").rpartition(".")
-    if room == "modeling_lilicorr":
-        return importlib.import_module(f"{parent}.hub.bundle").build_bundle()
+    if package := _package():
+        return importlib.import_module(f"{package}.hub.bundle").build_bundle()
     here = Path(__file__).parent
     return {path.name: path.read_text("utf-8") for path in here.glob("*.py") if path.name != "__init__.py"}
 
@@ -87,35 +100,108 @@ def save_repository(
         (staging / "custom_generate").mkdir()
         source = inspect.getsource(inspect.getmodule(custom_generate))  # type: ignore[arg-type]
         (staging / "custom_generate" / "generate.py").write_text(source, "utf-8")
-        if not (Path(folder) / "README.md").exists():
-            (staging / "README.md").write_text(model_card(config, repo_id, tags), "utf-8")
+        if not keeps_card(Path(folder)):
+            (staging / CARD).write_text(model_card(config, repo_id, tags, release=release()), "utf-8")
+
+
+def keeps_card(folder: Path) -> bool:
+    """Whether `folder` has a model card that somebody wrote: such a one is never replaced."""
+    card = folder / CARD
+    return card.is_file() and CARD_MARK not in card.read_text("utf-8", "replace")
+
+
+def look_at(api: HfApi, repo_id: str, revision: str | None, private: bool | None) -> tuple[set[str], str]:
+    """The names of the files of a repository, and its model card; nothing if there is no such repository.
+
+    Args:
+        api: to ask the Hub with.
+        revision: branch to look at; one that is not there yet begins as `main` is.
+        private: whether it is meant to be private.
+
+    Raises:
+        ValueError: it holds something else than a drafter, or is public but meant to be private.
+    """
+    try:
+        info = api.model_info(repo_id)
+    except RepositoryNotFoundError:
+        return set(), ""
+    if private and not info.private:
+        raise ValueError(
+            f"{repo_id} is there already and is public; make it private in its settings, or leave private out."
+        )
+    try:
+        files = set(api.list_repo_files(repo_id, revision=revision))
+    except RevisionNotFoundError:
+        revision = None
+        files = set(api.list_repo_files(repo_id))
+
+    def text(name: str) -> str:
+        if name not in files:
+            return ""
+        with tempfile.TemporaryDirectory() as folder:
+            return Path(api.hf_hub_download(repo_id, name, revision=revision, local_dir=folder)).read_text("utf-8")
+
+    try:
+        settings = json.loads(text(CONFIG) or "null")
+    except (ValueError, RecursionError):
+        settings = None
+    if not is_drafter(settings) and not files.issubset(BARE):
+        kind = settings.get("model_type") if isinstance(settings, dict) else None
+        found = f"a model of type {shown(kind)}" if kind else f"{min(files.difference(BARE))} and no drafter's {CONFIG}"
+        raise ValueError(f"{repo_id} holds something else than a drafter ({found}); name another repository.")
+    return files, text(CARD)
 
 
 def upload(
-    folder: str | os.PathLike[str], repo_id: str, *, token: Any = None, private: bool | None = None, **commit: Any
-):
-    """Push the files of `folder` to the Hub as one commit; a model card that is already there stays.
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    token: Any = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    **commit: Any,
+) -> Any:
+    """Push the files of `folder` to the Hub as one commit; a model card of somebody's own that is there stays.
+
+    Weight files of an earlier upload that this one does not replace are removed, for they would be loaded. What
+    arrived before a connection broke is not sent again.
 
     Args:
         folder: where `save_pretrained` wrote.
         repo_id: repository, created if need be.
         token, private: as in `HfApi.create_repo`.
-        **commit: `commit_message`, `commit_description`, `revision`, `create_pr` of `HfApi.upload_folder`.
+        revision: branch, created if need be.
+        commit_message, **commit: also `commit_description` and `create_pr`, of `HfApi.create_commit`.
 
     Returns:
         The `CommitInfo` of the Hub.
+
+    Raises:
+        ValueError: the repository holds something else than a drafter, or is public but meant to be private.
     """
     api = HfApi(library_name="lilicorr", token=token)
+    held, card = look_at(api, repo_id, revision, private)
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    revision = commit.get("revision")
     if revision is not None and not revision.startswith("refs/pr/"):
         api.create_branch(repo_id, branch=revision, exist_ok=True)
-    keep_card = api.file_exists(repo_id, "README.md", revision=revision)
-    commit["commit_message"] = commit.get("commit_message") or "Upload drafter"
-    return api.upload_folder(
-        repo_id=repo_id,
-        folder_path=os.fspath(folder),
-        allow_patterns=list(UPLOADED),
-        ignore_patterns=["README.md"] if keep_card else None,
+    files = files_of(Path(folder))
+    if card and CARD_MARK not in card:
+        files.pop(CARD, None)
+    stale = sorted(name for name in held.difference(files) if WEIGHT_FILES.fullmatch(name))
+    return api.create_commit(
+        repo_id,
+        [
+            *(CommitOperationDelete(name) for name in stale),
+            *(CommitOperationAdd(name, path) for name, path in files.items()),
+        ],
+        commit_message=commit_message or "Upload drafter",
+        revision=revision,
         **commit,
     )
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The files of `folder` that belong to a repository, by their names there."""
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return {name: folder / name for name in filter_repo_objects(found, allow_patterns=list(UPLOADED))}

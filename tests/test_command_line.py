@@ -17,7 +17,7 @@ from rich.console import Console
 from transformers import AutoModel, AutoTokenizer
 from typer.testing import CliRunner
 
-VERBS = ("demo", "generate", "explain", "regenerate", "train", "evaluate", "replay")
+VERBS = ("demo", "generate", "explain", "regenerate", "train", "evaluate", "replay", "publish", "verify")
 WITHOUT_TORCH = """
 import json, sys
 for name in ("torch", "transformers", "accelerate"):
@@ -90,6 +90,8 @@ def test_what_is_wrong_is_one_sentence_before_torch_is_imported(places, tmp_path
             f"evaluate data {name}": [*evaluated, "--drafter", f"a={model}", "--data", file],
             f"evaluate drafter {name}": [*evaluated, "--drafter", f"a={model_path}", "--data", one],
             f"replay answers {name}": [*replayed, "--drafter", f"a={model}", "--answers", file],
+            f"publish checkpoint {name}": ["publish", model_path, "someone/drafter"],
+            f"verify {name}": ["verify", model_path],
             f"replay drafter {name}": [*replayed, "--drafter", f"a={model_path}", "--answers", one],
         }
         if name != "file or folder":  # a folder of prompts is a data set

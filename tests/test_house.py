@@ -16,7 +16,7 @@ FACE = {"modeling_lilicorr.py", "repository.py"}
 
 
 def sources(room: str) -> list[Path]:
-    found = [path for path in sorted((ROOT / room).rglob("*.py")) if "checkpoints" not in path.parts]
+    found = [path for path in sorted((ROOT / room).rglob("*.py")) if "checkpoints" not in path.relative_to(ROOT).parts]
     assert found, f"{room} holds no files: nothing would be checked"
     return found
 

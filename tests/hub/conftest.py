@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants, hf_api
+from huggingface_hub.utils import _http
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import hub as transformers_hub
 
-# A process that has torch and Transformers, but neither this package nor triton nor a network.
+from .fake_hub import TOKEN, FakeHub
+
+# A process that has torch and Transformers, but neither this package nor triton nor a network (HF_ENDPOINT on loopback
+# is the one thing in reach).
 CLEAN = """
-import json, socket, sys
+import json, os, socket, sys
 sys.modules["lilicorr"] = sys.modules["triton"] = None
-def no_network(*arguments):
-    raise AssertionError("a connection was tried")
-socket.socket.connect = socket.create_connection = no_network
+connect = socket.socket.connect
+def no_network(self, address):
+    assert "http://%s:%s" % address[:2] == os.environ.get("HF_ENDPOINT"), "a connection was tried"
+    return connect(self, address)
+socket.socket.connect = no_network
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 """
@@ -113,3 +121,25 @@ def checkpoint(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("drafter")
     tiny_drafter().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A Hub on loopback that the Hub's library asks in this process, and no other."""
+    server = FakeHub()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(hf_api.api, "endpoint", server.url)
+    if hasattr(transformers_hub, "hf_api"):  # releases of Transformers that keep one of their own
+        monkeypatch.setattr(transformers_hub.hf_api(), "endpoint", server.url)
+    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)  # between tries
+    for name, value in {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield server
+    server.close()

@@ -1,48 +1,15 @@
 import json
-import os
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub import ModelCard
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.hub.card import model_card
+from lilicorr.modeling_lilicorr.repository_files import CARD_MARK
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils.hub import PushToHubMixin
 
 from .conftest import assert_same_weights, tiny_config, tiny_drafter
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """Stands in for the Hub: `uploads` holds, for each commit, its arguments and the files it would carry."""
-    state = SimpleNamespace(uploads=[], repositories=[], branches=[], has_card=False)
-
-    def create_repo(self, repo_id, **options):
-        state.repositories.append((repo_id, options))
-        return SimpleNamespace(repo_id=repo_id)
-
-    def upload_folder(self, *, folder_path, allow_patterns, ignore_patterns, **options):
-        from huggingface_hub.utils import filter_repo_objects
-
-        found = [path.relative_to(folder_path).as_posix() for path in Path(folder_path).rglob("*") if path.is_file()]
-        files = set(filter_repo_objects(found, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
-        card = os.path.join(folder_path, "README.md")
-        options["card"] = Path(card).read_text() if "README.md" in files else None
-        state.uploads.append((options, files))
-        return "commit info"
-
-    def create_commit(self, repo_id, operations, **options):
-        state.uploads.append(({"repo_id": repo_id, **options}, {each.path_in_repo for each in operations}))
-
-    monkeypatch.setattr(HfApi, "create_repo", create_repo)
-    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
-    monkeypatch.setattr(HfApi, "create_commit", create_commit)
-    monkeypatch.setattr(HfApi, "create_branch", lambda self, repo_id, branch, **_: state.branches.append(branch))
-    monkeypatch.setattr(HfApi, "file_exists", lambda self, *_, **__: state.has_card)
-    return state
 
 
 def test_row_39_and_40_values_equal_the_file_and_buffers_are_rebuilt(checkpoint):
@@ -99,42 +66,58 @@ def test_row_55_the_card_tells_the_thinking_mode_and_the_data(tmp_path):
 
 
 def test_row_44_push_uploads_the_repository_and_nothing_else(hub):
-    assert (
-        tiny_drafter().push_to_hub("someone/drafter", commit_message="First", private=True, tags=["mine"])
-        == "commit info"
-    )
-    ((options, files),) = hub.uploads
-    assert {"model.safetensors", "config.json", "README.md", "modeling_lilicorr.py", "hook.py"} <= files
+    done = tiny_drafter().push_to_hub("someone/drafter", commit_message="First", private=True, tags=["mine"])
+    repository = hub.repositories["someone/drafter"]
+    files = repository.files()
+    assert {"model.safetensors", "config.json", "README.md", "modeling_lilicorr.py", "hook.py"} <= files.keys()
     assert "custom_generate/generate.py" in files
-    assert all(name.endswith((".py", ".json", ".safetensors")) or name == "README.md" for name in files)
-    assert (options["repo_id"], options["commit_message"]) == ("someone/drafter", "First")
-    assert 'from_pretrained("someone/drafter"' in options["card"] and "- mine\n" in options["card"]
-    assert hub.repositories == [("someone/drafter", {"private": True, "exist_ok": True})]
+    uploaded = files.keys() - {".gitattributes"}
+    assert all(name.endswith((".py", ".json", ".safetensors")) or name == "README.md" for name in uploaded)
+    assert repository.private and repository.messages == ["initial commit", "First"]  # one commit: all or nothing
+    assert done.oid == repository.branches["main"]
+    card = files["README.md"].decode()
+    assert 'from_pretrained("someone/drafter"' in card and "- mine\n" in card
 
 
 def test_row_44_push_while_saving_leaves_private_files_at_home(hub, tmp_path):
     (tmp_path / "optimizer.pt").write_text("x")
     (tmp_path / "notes.txt").write_text("x")
     tiny_drafter().save_pretrained(tmp_path, push_to_hub=True, repo_id="someone/drafter", revision="try")
-    ((options, files),) = hub.uploads
-    assert not {"optimizer.pt", "notes.txt"} & files and "model.safetensors" in files
-    assert options["revision"] == "try" and hub.branches == ["try"]
+    repository = hub.repositories["someone/drafter"]
+    assert not {"optimizer.pt", "notes.txt"} & repository.files("try").keys()
+    assert "model.safetensors" in repository.files("try") and set(repository.files()) == {".gitattributes"}
 
 
-def test_push_keeps_the_card_that_is_on_the_hub(hub):
-    hub.has_card = True
+@pytest.mark.parametrize(("card", "kept"), [("somebody's own", True), (f"ours\n{CARD_MARK}", False)])
+def test_push_keeps_a_card_of_somebodys_own_that_is_on_the_hub(hub, card, kept):
     tiny_drafter().push_to_hub("someone/drafter")
-    assert "README.md" not in hub.uploads[0][1]
+    hub.repositories["someone/drafter"].files()["README.md"] = card.encode()
+    tiny_drafter().push_to_hub("someone/drafter")
+    assert (hub.repositories["someone/drafter"].files()["README.md"].decode() == card) is kept
 
 
-def test_push_through_transformers_own_method_is_complete(hub, monkeypatch, checkpoint):
-    def load(*_, **__):
-        raise EntryNotFoundError("no card yet")
-
-    monkeypatch.setattr(ModelCard, "load", load)
+def test_push_through_transformers_own_method_is_complete(hub, checkpoint):
     PushToHubMixin.push_to_hub(tiny_drafter(), "someone/drafter")
     written = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
-    assert hub.uploads[0][1] == written
+    assert hub.repositories["someone/drafter"].files().keys() - {".gitattributes"} == written
+
+
+def test_weights_of_an_earlier_upload_do_not_stay_beside_new_ones(hub, tmp_path):
+    first, second = tiny_drafter(), tiny_drafter(seed=3)
+    first.push_to_hub("someone/drafter")
+    second.push_to_hub("someone/drafter", max_shard_size="20KB")
+    loaded = LiLiCorrModel.from_pretrained("someone/drafter", cache_dir=tmp_path / "sharded")
+    assert_same_weights(loaded, second)
+    first.push_to_hub("someone/drafter")
+    names = [name for name in hub.repositories["someone/drafter"].files() if "safetensors" in name]
+    assert names == ["model.safetensors"]
+    assert_same_weights(LiLiCorrModel.from_pretrained("someone/drafter", cache_dir=tmp_path / "whole"), first)
+
+
+def test_a_card_that_was_written_here_is_written_anew(tmp_path):
+    tiny_drafter().save_pretrained(tmp_path)
+    tiny_drafter(block_size=6).save_pretrained(tmp_path)
+    assert "| Block size | 6 |" in (tmp_path / "README.md").read_text()
 
 
 def test_saving_leaves_no_traces_and_keeps_what_it_does_not_own(tmp_path):

@@ -249,6 +249,7 @@ def test_hub_repository_is_fetched_without_code_or_pickles(tmp_path, monkeypatch
 
     monkeypatch.setattr("lilicorr.modeling_lilicorr.layouts.snapshot_download", snapshot_download)
     LiLiCorrModel.from_dflash("someone/dflash", "none", revision="abc")
+    assert asked.pop("local_files_only") is False
     assert asked == {"repo_id": "someone/dflash", "revision": "abc", "allow_patterns": ["*.json", "*.safetensors"]}
 
 

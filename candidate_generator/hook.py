@@ -1,13 +1,15 @@
 """The one hook into `generate`: an `assistant_model` that offers to draft or to decode is asked to.
 
-Transformers keeps no registry of assistants. Three methods of `GenerationMixin` are wrapped once, whichever copy of
-this module comes first (every checkpoint's remote code brings its own); calls with other assistants go on untouched.
+Transformers keeps no registry of assistants. Three methods of `GenerationMixin` and a function of pipelines are wrapped
+once, whichever copy of this module comes first (every checkpoint's remote code brings its own); calls with other
+assistants go on untouched.
 
-| method | asks the assistant for |
+| wrapped | asks the assistant for |
 |---|---|
 | `_validate_generation_mode` | `check_generation`: whether it serves the call, in place of Transformers' refusals |
 | `_assisted_decoding` | `decode`: the whole decoding, or `NotImplemented` for Transformers' own loop |
 | `_get_candidate_generator` | `get_candidate_generator`: drafts for that loop |
+| `load_assistant_model` | `check_generation`, in place of a look at the tokens that both configurations name |
 """
 
 import functools
@@ -16,6 +18,7 @@ from typing import Any
 
 import transformers
 from transformers.generation.utils import GenerationMixin
+from transformers.pipelines import base as pipelines
 
 from .transformers_api import check_version
 
@@ -67,34 +70,56 @@ def _choose(original: Any) -> Any:
     return choose
 
 
+def _load(original: Any) -> Any:
+    def load(model: Any, assistant_model: Any, assistant_tokenizer: Any) -> Any:
+        offered = getattr(assistant_model, "check_generation", None)
+        if offered is None:
+            return original(model, assistant_model, assistant_tokenizer)
+        # A target whose pad token was changed is still the drafter's.
+        offered(model, model.generation_config, {"assistant_tokenizer": assistant_tokenizer})
+        return assistant_model, None
+
+    return load
+
+
 _WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "_validate_generation_mode": _validate,
     "_assisted_decoding": _decode,
     "_get_candidate_generator": _choose,
+    "load_assistant_model": _load,
 }
 
 
+def _owner(name: str) -> Any:
+    """Where Transformers looks the wrapped `name` up."""
+    return pipelines if name == "load_assistant_model" else GenerationMixin
+
+
+def _described(name: str) -> str:
+    return f"{_owner(name).__name__}.{name}"
+
+
 def install() -> None:
-    """Wrap the methods of `GenerationMixin`; leaves alone those that any copy of this module has wrapped.
+    """Wrap what the table names; leaves alone what any copy of this module has wrapped.
 
     Raises:
-        RuntimeError: if this version of Transformers is outside the supported range or lacks one of the methods.
+        RuntimeError: if this version of Transformers is outside the supported range or lacks one of them.
     """
-    open_methods = [name for name in _WRAPPERS if not hasattr(getattr(GenerationMixin, name, None), _MARK)]
-    if not open_methods:
+    missing = [name for name in _WRAPPERS if not hasattr(getattr(_owner(name), name, None), _MARK)]
+    if not missing:
         return
     check_version()
-    for name in (*open_methods, _PREFILL):
-        if not hasattr(GenerationMixin, name):
+    for name in (*missing, _PREFILL):
+        if not hasattr(_owner(name), name):
             raise RuntimeError(
-                f"Transformers {transformers.__version__} has no GenerationMixin.{name}, which drafting inside "
+                f"Transformers {transformers.__version__} has no {_described(name)}, which drafting inside "
                 "generate() needs; install another version or a newer lilicorr."
             )
-    for name in open_methods:
-        original = getattr(GenerationMixin, name)
+    for name in missing:
+        original = getattr(_owner(name), name)
         wrapper = functools.wraps(original)(_WRAPPERS[name](original))
         setattr(wrapper, _MARK, (wrapper, original))
-        setattr(GenerationMixin, name, wrapper)
+        setattr(_owner(name), name, wrapper)
 
 
 def uninstall() -> None:
@@ -103,10 +128,10 @@ def uninstall() -> None:
     Raises:
         RuntimeError: if another library has wrapped a method since, because undoing would remove its wrapper too.
     """
-    marks = {name: getattr(getattr(GenerationMixin, name, None), _MARK, None) for name in _WRAPPERS}
+    marks = {name: getattr(getattr(_owner(name), name, None), _MARK, None) for name in _WRAPPERS}
     for name, mark in marks.items():
-        if mark is not None and getattr(GenerationMixin, name) is not mark[0]:
-            raise RuntimeError(f"Something else has wrapped GenerationMixin.{name} since; undo that first.")
+        if mark is not None and getattr(_owner(name), name) is not mark[0]:
+            raise RuntimeError(f"Something else has wrapped {_described(name)} since; undo that first.")
     for name, mark in marks.items():
         if mark is not None:
-            setattr(GenerationMixin, name, mark[1])
+            setattr(_owner(name), name, mark[1])

@@ -75,7 +75,8 @@ def check_cache(model_kwargs: dict[str, Any], generation_config: "GenerationConf
     name, cache = cache_in(model_kwargs)
     if not generation_config.use_cache:
         raise ValueError(
-            "Drafting requires the target's cache, and use_cache is False; leave use_cache out, or assistant_model."
+            "Drafting requires the target's cache, and use_cache is False, in the call or in the target's own "
+            "configuration; give generate() use_cache=True, or leave out assistant_model."
         )
     if cache is None:
         raise ValueError("Drafting crops the target's cache, and this target has none; leave out assistant_model.")

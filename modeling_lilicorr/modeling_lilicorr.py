@@ -14,7 +14,7 @@ from ..candidate_generator.figures import GenerationFigures, LatestFigures
 from ..candidate_generator.hook import install
 from ..candidate_generator.lilicorr_generator import LiLiCorrCandidateGenerator
 from ..candidate_generator.pace import KnownTimes
-from ..candidate_generator.requests import check_processors, check_target
+from ..candidate_generator.requests import check_cache, check_processors, check_target
 from ..kernels.int8_logits import KnownLogits
 from .batch_draft_cache import BatchDraftCache
 from .checkpoint_files import (
@@ -186,6 +186,7 @@ class LiLiCorrModel(DFlashModel):
         """
         drawn = self.config.proposal == "sampled" and call["generation_config"].do_sample
         if self.config.decoding == "stock" or drawn or call.pop("synced_gpus", False):
+            check_cache(call, call["generation_config"], input_ids)  # in place of Transformers' words about it
             return NotImplemented
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer"):
             call.pop(name, None)

@@ -39,6 +39,7 @@ FAMILIES = {
     "gpt-neox": ("GPTNeoX", {}),
     "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon alibi": ("Falcon", {"alibi": True, "new_decoder_architecture": False}),
+    "mpt": ("Mpt", {"d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 256, "use_cache": True}),
     "deepseek-v3": (
         "DeepseekV3",
         {
@@ -55,7 +56,7 @@ def build(name):
     config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
     model_class = getattr(transformers, f"{family}LMHeadModel", None) or getattr(transformers, f"{family}ForCausalLM")
     settings = SHAPE | changes
-    if family == "GPT2":  # which has names of its own
+    if family in ("GPT2", "Mpt"):  # which have names of their own
         settings = {k: v for k, v in settings.items() if not k.startswith(("hidden", "num_", "head", "inter", "max_p"))}
     if family in ("Falcon", "DeepseekV3"):  # which derive it
         del settings["head_dim"]

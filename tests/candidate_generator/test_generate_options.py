@@ -328,3 +328,33 @@ def test_pipeline(target, drafter, tokenizer):
     options = {"max_new_tokens": 12, "do_sample": False}
     assert assisted("Some text", **options) == plain("Some text", **options)
     assert drafter.last_generation.committed == 12
+
+
+@pytest.mark.parametrize("changed", ["config", "generation_config"])
+def test_pipeline_of_a_target_that_pads_with_its_end_token(new_target, new_drafter, tokenizer, changed):
+    target = new_target("llama", eos_token_id=2)
+    drafter = new_drafter(target, "lilicorr")
+    getattr(target, changed).pad_token_id = 2
+    options = {"max_new_tokens": 12, "do_sample": False}
+    plain = pipeline("text-generation", model=target, tokenizer=tokenizer)("Some text", **options)
+    assisted = pipeline("text-generation", model=target, tokenizer=tokenizer, assistant_model=drafter)
+    assert assisted("Some text", **options) == plain
+    assert drafter.last_generation.blocks > 0
+
+
+def test_pipeline_with_what_a_drafter_cannot_serve_says_so_in_one_sentence(new_target, llama_drafter, tokenizer):
+    wider = new_target("llama", vocab_size=112)
+    with pytest.raises(ValueError, match="vocab_size 112, but this drafter was made for a target with 97") as caught:
+        pipeline("text-generation", model=wider, tokenizer=tokenizer, assistant_model=llama_drafter)
+    assert "\n" not in str(caught.value)
+
+
+def test_pipeline_with_an_assistant_of_transformers_is_left_to_it(new_target, tokenizer):
+    target, assistant = new_target("llama"), new_target("llama", num_hidden_layers=2)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    plain = pipeline("text-generation", model=target, tokenizer=tokenizer)("Some text", **options)
+    assisted = pipeline("text-generation", model=target, tokenizer=tokenizer, assistant_model=assistant)
+    assert assisted("Some text", **options) == plain
+    assistant.config.pad_token_id = 5
+    with pytest.raises(ValueError, match="different tokenizer"):
+        pipeline("text-generation", model=target, tokenizer=tokenizer, assistant_model=assistant)

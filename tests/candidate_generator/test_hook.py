@@ -1,4 +1,4 @@
-"""The wraps around `GenerationMixin`: once, for every copy, undone on request, and careful with versions."""
+"""The wraps around Transformers: once, for every copy, undone on request, and careful with versions."""
 
 import functools
 import importlib.util
@@ -7,8 +7,10 @@ import pytest
 import torch
 from lilicorr.candidate_generator import hook, transformers_api
 from transformers.generation.utils import GenerationMixin
+from transformers.pipelines import base as pipelines
 
 METHODS = ("_validate_generation_mode", "_assisted_decoding", "_get_candidate_generator")
+PLACES = [(GenerationMixin, name) for name in METHODS] + [(pipelines, "load_assistant_model")]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def second_copy():
 
 
 def wrapped():
-    return [getattr(GenerationMixin, name) for name in METHODS]
+    return [getattr(owner, name) for owner, name in PLACES]
 
 
 def test_one_wrap_for_two_copies_and_either_can_undo_it():
@@ -113,11 +115,11 @@ def test_known_versions_are_taken(monkeypatch, version):
     assert all(hasattr(each, "__wrapped__") for each in wrapped())
 
 
-@pytest.mark.parametrize("name", [*METHODS, "_prefill"])
-def test_a_release_without_one_of_the_methods_says_so(monkeypatch, name):
+@pytest.mark.parametrize("owner, name", [*PLACES, (GenerationMixin, "_prefill")])
+def test_a_release_without_one_of_them_says_so(monkeypatch, owner, name):
     hook.uninstall()
-    monkeypatch.delattr(GenerationMixin, name)
-    with pytest.raises(RuntimeError, match=f"has no GenerationMixin.{name}, which drafting inside generate"):
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(RuntimeError, match=f"has no {owner.__name__}.{name}, which drafting inside generate"):
         hook.install()
 
 

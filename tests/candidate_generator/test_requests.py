@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
+from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from transformers import DynamicCache, MptConfig, MptForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.utils import output_capturing
 
 
@@ -48,7 +49,17 @@ def test_target_without_head(llama, llama_drafter, prompt, monkeypatch):
 
 
 def test_without_cache(llama, llama_drafter, prompt):
-    refuses(llama, llama_drafter, prompt(4), "requires.*cache", (RuntimeError, ValueError), use_cache=False)
+    refuses(llama, llama_drafter, prompt(4), "cache, and use_cache is False.*use_cache=True", use_cache=False)
+
+
+def test_a_target_whose_configuration_keeps_no_cache(prompt):
+    """MPT's says so; with `use_cache=True` it works (`test_families.py`)."""
+    config = MptConfig(vocab_size=97, d_model=32, n_layers=4, n_heads=4, bos_token_id=1, eos_token_id=2)
+    target = MptForCausalLM(config)
+    drafter = LiLiCorrModel(LiLiCorrConfig.for_target(config, block_size=4, num_hidden_layers=1, mask_token_id=0))
+    for decoding in ("auto", "stock"):
+        drafter.config.decoding = decoding
+        refuses(target, drafter, prompt(4), "use_cache is False.*configuration; give generate.. use_cache=True")
 
 
 def test_more_than_one_answer(llama, llama_drafter, prompt):

@@ -1,6 +1,5 @@
 """One call of `generate` with a drafter: what the decoding loop is given, and what comes back."""
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +11,14 @@ from .decoding_row import DecodingRow, Request
 from .figures import GenerationFigures
 from .node_count import node_count
 from .requests import check_cache, check_target, warn_of_lengths
-from .target_cache import keep_rows
+from .target_cache import copied, keep_rows
 from .transformers_api import cache_in, decoder_output
 
 if TYPE_CHECKING:
     from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 
 MARGIN = 256  # columns that a batch's cache may hold beyond its longest row: gaps, and nodes not yet accepted
+_OF_ROWS = ("attention_mask", "token_type_ids", "mm_token_type_ids", "inputs_embeds")
 
 
 @torch.no_grad()
@@ -57,6 +57,9 @@ def decode(
     options = {"lookup": drafter.config.lookup, "all_states": wants["hidden_states"], "attentions": wants["attentions"]}
     # Rows that cannot share a pass are decoded one after the other.
     together = rows == 1 or (not any(wants.values()) and can_share(target, model_kwargs, request))
+    if rows > 1:  # whose rows end apart: a given cache stays as it is
+        name, cache = cache_in(model_kwargs)
+        model_kwargs[name] = copied(cache)
     parts = [slice(None)] if together else [slice(row, row + 1) for row in range(rows)]
     loops, everyone = [], list[DecodingRow]()
     for part in parts:
@@ -153,21 +156,19 @@ def _of_row(model_kwargs: dict[str, Any], row: int, rows: int) -> dict[str, Any]
     """`model_kwargs` for one row of a batch, with a cache of its own.
 
     Raises:
-        ValueError: they hold tensors of which nobody knows what belongs to a row.
+        ValueError: they hold tensors, or outputs of encoders, of which nobody knows what belongs to a row.
     """
     given = dict(model_kwargs)
     name, cache = cache_in(model_kwargs)
-    given[name] = copy.deepcopy(cache)
+    given[name] = copied(cache)
     if cache.get_seq_length():
         keep_rows(given[name], [row])
     for key, value in model_kwargs.items():
-        if not isinstance(value, Tensor):
-            continue
-        if key == "position_ids":
+        if isinstance(value, Tensor) and key == "position_ids":
             given[key] = value[..., row : row + 1, :] if value.shape[-2] == rows else value
-        elif key in ("attention_mask", "token_type_ids", "inputs_embeds"):
+        elif isinstance(value, Tensor) and key in _OF_ROWS:
             given[key] = value[row : row + 1]
-        else:
+        elif isinstance(value, Tensor) or (isinstance(value, (dict, list, tuple)) and value):
             raise ValueError(
                 f"Got a batch of {rows} prompts with {key}, and this target's rows cannot be decoded together; call "
                 "generate() once for each prompt."

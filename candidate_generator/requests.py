@@ -46,6 +46,13 @@ def check_target(drafter: "LiLiCorrModel", target: PreTrainedModel) -> None:
             f"The target {type(target).__name__} shows no input embedding or no LM head, and the drafter borrows both; "
             "use a causal LM class whose get_input_embeddings() and get_output_embeddings() return them."
         )
+    # State space layers, known by the logarithm of their decay. Transformers 5.25 keeps states that a crop returns to,
+    # but not in every family, and its own assisted loop says other tokens than plain generate() with several.
+    if any(name.rpartition(".")[2] == "A_log" for name, _ in target.named_parameters()):
+        raise ValueError(
+            f"The target {type(target).__name__} has recurrent layers, which cannot take back what they have read, and "
+            "drafting takes back rejected tokens; call generate() without assistant_model."
+        )
 
 
 def check_single(input_ids: Tensor, reason: str) -> None:
@@ -94,7 +101,8 @@ def check_cache(model_kwargs: dict[str, Any], generation_config: "GenerationConf
 
 def check_croppable(cache: Any, generation_config: "GenerationConfig") -> None:
     """Raise a `ValueError` of one sentence if rejected rows cannot be taken out of `cache` again."""
-    if getattr(cache, "is_croppable", True):
+    recurrent = [state for layer in cache.layers for state in getattr(layer, "recurrent_states", {}).values()]
+    if getattr(cache, "is_croppable", True) and all(state is None for state in recurrent):
         return
     chosen = generation_config.cache_implementation
     if chosen:

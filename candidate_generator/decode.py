@@ -71,33 +71,61 @@ def decode(
         loops.append(loop)
         if together:
             drafter.last_generation = GenerationFigures.of_rows(row.figures for row in everyone)
-    for loop in loops:
-        _finish(loop, everyone)
+    _finish(loops, everyone, request)
     if streamer is not None:
         streamer.end()
     drafter.last_generation = figures = GenerationFigures.of_rows(row.figures for row in everyone)
     return _output(input_ids, everyone, request, loops, figures, wants)
 
 
-def _finish(loop: DecodingLoop, everyone: list[DecodingRow]) -> None:
-    """Step until all rows of `loop` have ended, as rows of a call with `everyone` do.
+def _finish(loops: list[DecodingLoop], everyone: list[DecodingRow], request: Request) -> None:
+    """Step until all rows, which are `everyone`, have ended, as rows of one batch do.
 
     Plain `generate` pads finished rows where there is an end-of-sequence token; without one they go on until the last
-    row has finished.
+    row has finished. A row alone in its loop waits until it is known how far that is.
     """
-    while loop.rows:
+    streamed = 0
+    while True:
         longest = max((row.finished_at or 0) for row in everyone)
         over = all(row.finished_at is not None for row in everyone)
-        ended = [
-            number
-            for number, row in enumerate(loop.rows)
-            if row.finished_at is not None and (row.ends or row.room <= 0 or (over and len(row.tokens) >= longest))
-        ]
-        if len(ended) == len(loop.rows):
+        stepped = False
+        for loop in loops:
+            ended = [
+                number
+                for number, row in enumerate(loop.rows)
+                if row.finished_at is not None and (row.ends or row.room <= 0 or (over and len(row.tokens) >= longest))
+            ]
+            if len(ended) == len(loop.rows):
+                continue
+            if ended:
+                loop.drop(ended)
+            if over or any(row.finished_at is None for row in loop.rows):
+                loop.step()
+                stepped = True
+        if request.streamer is not None and len(everyone) > 1:
+            streamed = _stream(everyone, request, streamed)
+        if not stepped:
             return
-        if ended:
-            loop.drop(ended)
-        loop.step()
+
+
+def _stream(rows: list[DecodingRow], request: Request, streamed: int) -> int:
+    """Hand a batch's streamer all steps from `streamed` on that every row has, `[rows]` each; how many it has got."""
+    fill = _padding(request)
+    whole = [row for row in rows if row.finished_at is None or not row.ends]  # the others are padded
+    ready = min((len(row.tokens) for row in whole), default=0)
+    if all(row.finished_at is not None for row in rows):
+        longest = max(row.finished_at or 0 for row in rows)
+        ready = min(ready, longest) if whole else longest
+    for step in range(streamed, ready):
+        tokens = [row.tokens[step] if row in whole or step < (row.finished_at or 0) else fill for row in rows]
+        request.streamer.put(torch.tensor(tokens))
+    return max(streamed, ready)
+
+
+def _padding(request: Request) -> int:
+    """The token behind the end of a batch's finished rows."""
+    pad = request.config._pad_token_tensor
+    return 0 if pad is None else int(pad)
 
 
 def _output(
@@ -110,8 +138,7 @@ def _output(
 ) -> Any:
     """The sequences, or the output object of `generate` around them."""
     longest = max(row.finished_at or 0 for row in rows)
-    pad = request.config._pad_token_tensor
-    fill = 0 if pad is None else int(pad)
+    fill = _padding(request)
     made = [row.tokens[:longest] for row in rows]
     new = torch.tensor([ids + [fill] * (longest - len(ids)) for ids in made], device=input_ids.device)
     sequences = torch.cat([input_ids, new.to(input_ids.dtype)], dim=1)

@@ -10,7 +10,7 @@ from .decoding_loop import DecodingLoop, tree_columns
 from .decoding_row import DecodingRow, Request
 from .figures import GenerationFigures
 from .node_count import node_count
-from .requests import check_cache, check_target, warn_of_lengths
+from .requests import check_cache, check_prompt, check_target, warn_of_lengths
 from .target_cache import copied, keep_rows
 from .transformers_api import cache_in, decoder_output
 
@@ -47,6 +47,7 @@ def decode(
     """
     check_target(drafter, target)
     check_cache(model_kwargs, generation_config, input_ids)
+    check_prompt(model_kwargs, input_ids)
     warn_of_lengths(target)
     config, rows = generation_config, input_ids.shape[0]
     request = Request(logits_processor, stopping_criteria, config, streamer)

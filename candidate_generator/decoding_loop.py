@@ -160,7 +160,11 @@ class DecodingLoop:
         proposals = [row.text.propose() if row.text else None for row in self.rows]
         tree, ran = self._grow(anchors, proposals)
         logits, outputs = self._verify(tree)
-        paths, committed = self._accept(tree, logits, ran)
+        try:
+            paths, committed = self._accept(tree, logits, ran)
+        except BaseException:  # a streamer's, processor's or criterion's: a person may go on with the cache they gave
+            self.cache.crop(-tree.size)
+            raise
         for row, proposal, tokens in zip(self.rows, proposals, committed, strict=True):
             if row.text is not None and proposal is not None:
                 row.text.learn(proposal, tokens)

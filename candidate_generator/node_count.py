@@ -16,6 +16,7 @@ DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names 
 # more than one.
 CPU_NODES, AMX_NODES = 7, 15
 CPU_ROWS, AMX_ROWS = 32, 128  # of a whole batch
+MOST_NODES = 1024  # whatever is asked for: each pair of nodes has an entry in the mask of a pass
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class NodeCount:
 def node_count(config: "LiLiCorrConfig", target: PreTrainedModel, asked: GenerationConfig) -> NodeCount:
     """The nodes of a call: its `num_assistant_tokens`, else the drafter's `max_nodes`, else what suits the device.
 
-    On a GPU, chains of whole blocks: what trees bring there has not been measured yet.
+    1,024 at most. On a GPU, chains of whole blocks: what trees bring there has not been measured yet.
 
     Raises:
         ValueError: if `num_assistant_tokens` is negative.
@@ -59,7 +60,7 @@ def node_count(config: "LiLiCorrConfig", target: PreTrainedModel, asked: Generat
     if count in (None, DEFAULT_COUNT):
         count = config.max_nodes
     if count is not None:
-        return NodeCount(count)
+        return NodeCount(min(count, MOST_NODES))
     if target.device.type != "cpu":
         return NodeCount(config.num_slots, chain=True)
     if target.dtype == torch.bfloat16 and _has_amx():

@@ -1,6 +1,5 @@
 """One call of `generate` with a drafter: what the decoding loop is given, and what comes back."""
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,14 +11,15 @@ from .decoding_pass import Observer
 from .decoding_row import DecodingRow, Request
 from .figures import GenerationFigures
 from .node_count import node_count
-from .requests import check_cache, check_target, warn_of_lengths
-from .target_cache import keep_rows
+from .requests import check_cache, check_prompt, check_target, warn_of_lengths
+from .target_cache import copied, keep_rows
 from .transformers_api import cache_in, decoder_output
 
 if TYPE_CHECKING:
     from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 
 MARGIN = 256  # columns that a batch's cache may hold beyond its longest row: gaps, and nodes not yet accepted
+_OF_ROWS = ("attention_mask", "token_type_ids", "mm_token_type_ids", "inputs_embeds")
 
 
 @torch.no_grad()
@@ -50,6 +50,7 @@ def decode(
     """
     check_target(drafter, target)
     check_cache(model_kwargs, generation_config, input_ids)
+    check_prompt(model_kwargs, input_ids)
     warn_of_lengths(target)
     config, rows = generation_config, input_ids.shape[0]
     request = Request(logits_processor, stopping_criteria, config, streamer)
@@ -65,6 +66,9 @@ def decode(
     }
     # Rows that cannot share a pass are decoded one after the other.
     together = rows == 1 or (not any(wants.values()) and can_share(target, model_kwargs, request))
+    if rows > 1:  # whose rows end apart: a given cache stays as it is
+        name, cache = cache_in(model_kwargs)
+        model_kwargs[name] = copied(cache)
     parts = [slice(None)] if together else [slice(row, row + 1) for row in range(rows)]
     loops, everyone = [], list[DecodingRow]()
     for part in parts:
@@ -76,33 +80,61 @@ def decode(
         loops.append(loop)
         if together:
             drafter.last_generation = GenerationFigures.of_rows(row.figures for row in everyone)
-    for loop in loops:
-        _finish(loop, everyone)
+    _finish(loops, everyone, request)
     if streamer is not None:
         streamer.end()
     drafter.last_generation = figures = GenerationFigures.of_rows(row.figures for row in everyone)
     return _output(input_ids, everyone, request, loops, figures, wants)
 
 
-def _finish(loop: DecodingLoop, everyone: list[DecodingRow]) -> None:
-    """Step until all rows of `loop` have ended, as rows of a call with `everyone` do.
+def _finish(loops: list[DecodingLoop], everyone: list[DecodingRow], request: Request) -> None:
+    """Step until all rows, which are `everyone`, have ended, as rows of one batch do.
 
     Plain `generate` pads finished rows where there is an end-of-sequence token; without one they go on until the last
-    row has finished.
+    row has finished. A row alone in its loop waits until it is known how far that is.
     """
-    while loop.rows:
+    streamed = 0
+    while True:
         longest = max((row.finished_at or 0) for row in everyone)
         over = all(row.finished_at is not None for row in everyone)
-        ended = [
-            number
-            for number, row in enumerate(loop.rows)
-            if row.finished_at is not None and (row.ends or row.room <= 0 or (over and len(row.tokens) >= longest))
-        ]
-        if len(ended) == len(loop.rows):
+        stepped = False
+        for loop in loops:
+            ended = [
+                number
+                for number, row in enumerate(loop.rows)
+                if row.finished_at is not None and (row.ends or row.room <= 0 or (over and len(row.tokens) >= longest))
+            ]
+            if len(ended) == len(loop.rows):
+                continue
+            if ended:
+                loop.drop(ended)
+            if over or any(row.finished_at is None for row in loop.rows):
+                loop.step()
+                stepped = True
+        if request.streamer is not None and len(everyone) > 1:
+            streamed = _stream(everyone, request, streamed)
+        if not stepped:
             return
-        if ended:
-            loop.drop(ended)
-        loop.step()
+
+
+def _stream(rows: list[DecodingRow], request: Request, streamed: int) -> int:
+    """Hand a batch's streamer all steps from `streamed` on that every row has, `[rows]` each; how many it has got."""
+    fill = _padding(request)
+    whole = [row for row in rows if row.finished_at is None or not row.ends]  # the others are padded
+    ready = min((len(row.tokens) for row in whole), default=0)
+    if all(row.finished_at is not None for row in rows):
+        longest = max(row.finished_at or 0 for row in rows)
+        ready = min(ready, longest) if whole else longest
+    for step in range(streamed, ready):
+        tokens = [row.tokens[step] if row in whole or step < (row.finished_at or 0) else fill for row in rows]
+        request.streamer.put(torch.tensor(tokens))
+    return max(streamed, ready)
+
+
+def _padding(request: Request) -> int:
+    """The token behind the end of a batch's finished rows."""
+    pad = request.config._pad_token_tensor
+    return 0 if pad is None else int(pad)
 
 
 def _output(
@@ -115,8 +147,7 @@ def _output(
 ) -> Any:
     """The sequences, or the output object of `generate` around them."""
     longest = max(row.finished_at or 0 for row in rows)
-    pad = request.config._pad_token_tensor
-    fill = 0 if pad is None else int(pad)
+    fill = _padding(request)
     made = [row.tokens[:longest] for row in rows]
     new = torch.tensor([ids + [fill] * (longest - len(ids)) for ids in made], device=input_ids.device)
     sequences = torch.cat([input_ids, new.to(input_ids.dtype)], dim=1)
@@ -161,21 +192,19 @@ def _of_row(model_kwargs: dict[str, Any], row: int, rows: int) -> dict[str, Any]
     """`model_kwargs` for one row of a batch, with a cache of its own.
 
     Raises:
-        ValueError: they hold tensors of which nobody knows what belongs to a row.
+        ValueError: they hold tensors, or outputs of encoders, of which nobody knows what belongs to a row.
     """
     given = dict(model_kwargs)
     name, cache = cache_in(model_kwargs)
-    given[name] = copy.deepcopy(cache)
+    given[name] = copied(cache)
     if cache.get_seq_length():
         keep_rows(given[name], [row])
     for key, value in model_kwargs.items():
-        if not isinstance(value, Tensor):
-            continue
-        if key == "position_ids":
+        if isinstance(value, Tensor) and key == "position_ids":
             given[key] = value[..., row : row + 1, :] if value.shape[-2] == rows else value
-        elif key in ("attention_mask", "token_type_ids", "inputs_embeds"):
+        elif isinstance(value, Tensor) and key in _OF_ROWS:
             given[key] = value[row : row + 1]
-        else:
+        elif isinstance(value, Tensor) or (isinstance(value, (dict, list, tuple)) and value):
             raise ValueError(
                 f"Got a batch of {rows} prompts with {key}, and this target's rows cannot be decoded together; call "
                 "generate() once for each prompt."

@@ -168,7 +168,11 @@ class DecodingLoop:
         with self._few_rows.multiplied():
             tree, draft = self._grow(anchors, texts)
             logits, outputs = self._verify(tree)
-        paths, committed = self._accept(tree, logits, draft is not None)
+        try:
+            paths, committed = self._accept(tree, logits, draft is not None)
+        except BaseException:  # a streamer's, processor's or criterion's: a person may go on with the cache they gave
+            self.cache.crop(-tree.size)
+            raise
         if self._observer is not None:
             ended = [row.finished_at is not None for row in self.rows]
             self._observer(DecodingPass(anchors, texts, draft, tree, logits, paths, committed, ended))

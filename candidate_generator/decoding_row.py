@@ -39,11 +39,14 @@ class Request:
         return min(limits, default=self.config.max_length)
 
     def of_row(self, row: int, rows: int) -> "Request":
-        """The request of one row of a batch: processors and criteria of its own, that see this row alone."""
+        """The request of one row of a batch: processors and criteria of its own, that see this row alone.
+
+        A streamer is told of whole steps of a batch, by whoever sees all rows.
+        """
         if rows == 1:
             return self
         processors = LogitsProcessorList(_row_of(processor, row) for processor in self.processors)
-        return Request(processors, StoppingCriteriaList(_copied(c) for c in self.criteria), self.config, self.streamer)
+        return Request(processors, StoppingCriteriaList(_copied(c) for c in self.criteria), self.config)
 
 
 def _row_of(processor: Any, row: int) -> Any:

@@ -12,7 +12,7 @@ from .decoding_loop import DecodingLoop
 from .decoding_row import DecodingRow, Request
 from .figures import GenerationFigures
 from .node_count import node_count
-from .requests import check_cache, check_target, warn_of_lengths
+from .requests import check_answers, check_cache, check_options, check_target, prompt_ids, warn_of_lengths
 
 if TYPE_CHECKING:
     from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
@@ -39,16 +39,22 @@ def generate(
         `rows`, are the drafter's `last_generation`.
 
     Raises:
-        ValueError: a prompt is empty, `batch_size` is below 1, or the drafter cannot serve the target or the options.
+        ValueError: a prompt is empty or holds no token ids, `batch_size` is below 1, or the drafter cannot serve the
+            target or the options, of which those of a single prompt (a mask, a cache, a streamer) are refused.
+        TypeError: target or drafter is no loaded model.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, expected 1 or more.")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}, expected a whole number from 1 on.")
+    if not hasattr(target, "generate") or not hasattr(drafter, "new_batch_cache"):
+        raise TypeError(
+            f"Got a {type(target).__name__} as target and a {type(drafter).__name__} as drafter, expected a loaded "
+            "causal LM and a loaded LiLiCorrModel; give them in this order."
+        )
+    check_options(options)
     check_target(drafter, target)
     warn_of_lengths(target)
-    waiting = list(enumerate(torch.as_tensor(prompt, dtype=torch.long).reshape(1, -1) for prompt in prompts))
-    for number, ids in waiting:
-        if not ids.shape[1]:
-            raise ValueError(f"Prompt {number} has no tokens, and a model needs one to go on from; give it some.")
+    vocabulary = target.config.get_text_config().vocab_size
+    waiting = [(number, prompt_ids(number, prompt, vocabulary)) for number, prompt in enumerate(prompts)]
     answers: dict[int, Tensor] = {}
     figures: dict[int, GenerationFigures] = {}
     running: dict[int, DecodingRow] = {}
@@ -106,6 +112,7 @@ def _prepared(target: Any, input_ids: Tensor, options: dict[str, Any]) -> dict[s
     ids = input_ids.to(target.device)
     given = {"attention_mask": torch.ones_like(ids)} | options
     call = target.generate(ids, custom_generate=capture, **given)
+    check_answers(call["generation_config"])
     check_cache(call["model_kwargs"], call["generation_config"], call["input_ids"])
     return call
 

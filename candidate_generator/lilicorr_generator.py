@@ -20,7 +20,7 @@ from .drafter_context import AttachedContext
 from .figures import GenerationFigures
 from .node_count import DEFAULT_COUNT
 from .pace import SHORT, Pace
-from .requests import check_single, check_target, warn_of_overflow
+from .requests import check_single, check_target, warn_of_lengths, warn_of_overflow
 from .target_parts import TargetParts
 from .transformers_api import cache_in
 
@@ -59,6 +59,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
     ) -> None:
         check_single(input_ids, "Transformers' assisted loop takes one at a time")
         check_target(drafter, target)
+        warn_of_lengths(target)
         self.drafter = drafter
         self.figures = drafter.last_generation = GenerationFigures()
         self._parts = TargetParts(drafter, target, bool(generation_config.output_hidden_states))

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 DEFAULT_COUNT = 20  # Transformers' own num_assistant_tokens where a call names none
 
-# In fp32 four rows cost a CPU no more than one, eight a third more (benchmarks/few_rows.py). In bf16 eight rows cost half
-# more than one, and with matrix units sixteen cost little more than one.
+# In fp32 four rows cost a CPU no more than one, eight a third more (benchmarks/few_rows.py). In bf16 eight rows cost
+# half more than one, and with matrix units sixteen cost little more than one.
 FP32_NODES, CPU_NODES, AMX_NODES = 3, 7, 15
 FP32_ROWS, CPU_ROWS, AMX_ROWS = 8, 32, 128  # of a whole batch
+MOST_NODES = 1024  # whatever is asked for: each pair of nodes has an entry in the mask of a pass
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class NodeCount:
 def node_count(config: "LiLiCorrConfig", target: PreTrainedModel, asked: GenerationConfig) -> NodeCount:
     """The nodes of a call: its `num_assistant_tokens`, else the drafter's `max_nodes`, else what suits the device.
 
-    On a GPU, chains of whole blocks: what trees bring there has not been measured yet.
+    1,024 at most. On a GPU, chains of whole blocks: what trees bring there has not been measured yet.
 
     Raises:
         ValueError: if `num_assistant_tokens` is negative.
@@ -61,7 +62,7 @@ def node_count(config: "LiLiCorrConfig", target: PreTrainedModel, asked: Generat
     if count in (None, DEFAULT_COUNT):
         count = config.max_nodes
     if count is not None:
-        return NodeCount(count)
+        return NodeCount(min(count, MOST_NODES))
     if target.device.type != "cpu":
         return NodeCount(config.num_slots, chain=True)
     if target.dtype == torch.bfloat16 and _has_amx():

@@ -46,6 +46,15 @@ def check_target(drafter: "LiLiCorrModel", target: PreTrainedModel) -> None:
             f"The target {type(target).__name__} shows no input embedding or no LM head, and the drafter borrows both; "
             "use a causal LM class whose get_input_embeddings() and get_output_embeddings() return them."
         )
+    if drafter.device.type == "meta":
+        raise ValueError("The drafter holds no weights (its device is meta); load them with from_pretrained().")
+    # State space layers, known by the logarithm of their decay. Transformers 5.25 keeps states that a crop returns to,
+    # but not in every family, and its own assisted loop says other tokens than plain generate() with several.
+    if any(name.rpartition(".")[2] == "A_log" for name, _ in target.named_parameters()):
+        raise ValueError(
+            f"The target {type(target).__name__} has recurrent layers, which cannot take back what they have read, and "
+            "drafting takes back rejected tokens; call generate() without assistant_model."
+        )
 
 
 def check_single(input_ids: Tensor, reason: str) -> None:
@@ -93,9 +102,74 @@ def check_cache(model_kwargs: dict[str, Any], generation_config: "GenerationConf
         )
 
 
+def check_prompt(model_kwargs: dict[str, Any], input_ids: Tensor) -> None:
+    """Raise a `ValueError` of one sentence for prompts `[rows, L]` without a token."""
+    if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
+        raise ValueError("The prompt has no tokens, and a model needs one to go on from; give it some.")
+
+
+def prompt_ids(number: int, prompt: Any, vocabulary: int) -> Tensor:
+    """The prompt with this number as ids `[1, L]` (int64).
+
+    Raises:
+        ValueError: it is empty, or holds anything but token ids.
+    """
+    expected = f"expected its token ids, whole numbers below {vocabulary}"
+    if isinstance(prompt, str) or (not isinstance(prompt, Tensor) and not hasattr(prompt, "__len__")):
+        raise ValueError(
+            f"Prompt {number} is {prompt!r}, {expected}; give a list of lists, from tokenizer(...).input_ids."
+        )
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"Prompt {number} is no list of numbers, {expected}.") from error
+    if ids.dim() == 2 and ids.shape[0] == 1:
+        ids = ids[0]
+    if ids.dim() != 1:
+        raise ValueError(f"Prompt {number} has the shape {list(ids.shape)}, {expected} in a single row.")
+    if not ids.numel():
+        raise ValueError(f"Prompt {number} has no tokens, and a model needs one to go on from; give it some.")
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"Prompt {number} holds {ids.dtype} values, {expected}.")
+    wrong = ids[(ids < 0) | (ids >= vocabulary)]
+    if wrong.numel():
+        raise ValueError(f"Prompt {number} holds the id {int(wrong[0])}, {expected}; use the target's own tokenizer.")
+    return ids.to(torch.long)[None]
+
+
+_OF_ONE_PROMPT = (
+    "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "cache",
+    "past_key_values", "streamer",
+)  # fmt: skip
+_OF_THE_LOOP = ("assistant_model", "custom_generate")
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise a `ValueError` of one sentence for options of `generate` that many prompts cannot share."""
+    for name in (*_OF_ONE_PROMPT, *_OF_THE_LOOP):
+        if options.get(name) is None:
+            continue
+        if name in _OF_THE_LOOP:
+            told = f"Got {name}, and lilicorr.generate() decodes with the drafter that it is given; leave it out."
+        else:
+            told = f"Got {name}, which belongs to a single prompt; leave it out, or call target.generate() for each."
+        raise ValueError(told)
+
+
+def check_answers(generation_config: "GenerationConfig") -> None:
+    """Raise a `ValueError` of one sentence if a prompt is to have more than one answer or beam."""
+    for name in ("num_beams", "num_return_sequences"):
+        count = getattr(generation_config, name)
+        if count is not None and count > 1:
+            raise ValueError(
+                f"{name} is {count}, and each prompt gets one answer here; leave it out, or repeat prompts."
+            )
+
+
 def check_croppable(cache: Any, generation_config: "GenerationConfig") -> None:
     """Raise a `ValueError` of one sentence if rejected rows cannot be taken out of `cache` again."""
-    if getattr(cache, "is_croppable", True):
+    recurrent = [state for layer in cache.layers for state in getattr(layer, "recurrent_states", {}).values()]
+    if getattr(cache, "is_croppable", True) and all(state is None for state in recurrent):
         return
     chosen = generation_config.cache_implementation
     if chosen:

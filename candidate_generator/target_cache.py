@@ -1,5 +1,6 @@
 """The target's key-value cache while trees are verified: which rows stay, and for which of them trees work at all."""
 
+import copy
 from typing import Any
 
 import torch
@@ -74,9 +75,14 @@ def pack(cache: Any, used: Tensor, longest: int) -> Tensor:
 
 def keep_rows(cache: Any, rows: list[int]) -> None:
     """Drop all sequences of a batch but these."""
-    for layer in _held(cache):
-        index = torch.tensor(rows, device=layer.keys.device)
-        layer.keys, layer.values = layer.keys[index], layer.values[index]
+    cache.reorder_cache(torch.tensor(rows))
+
+
+def copied(cache: Any) -> Any:
+    """A cache of its own with what `cache` holds, also where a pass has filled it that kept gradients."""
+    held = [part for layer in cache.layers for part in vars(layer).values()]
+    held += [part for each in held if isinstance(each, dict) for part in each.values()]
+    return copy.deepcopy(cache, {id(part): part.detach().clone() for part in held if isinstance(part, Tensor)})
 
 
 def join(cache: Any, used: Tensor, other: Any, other_used: Tensor) -> Tensor:

@@ -73,8 +73,9 @@ def test_no_prompts_give_no_answers(llama, llama_drafter):
 
 
 def test_what_cannot_work_is_one_sentence(llama, llama_drafter, prompts):
-    with pytest.raises(ValueError, match="batch_size is 0, expected 1 or more"):
-        generate(llama, llama_drafter, prompts, batch_size=0)
+    for wrong in (0, "4", 2.5, None):
+        with pytest.raises(ValueError, match=f"batch_size is {wrong!r}, expected a whole number from 1 on"):
+            generate(llama, llama_drafter, prompts, batch_size=wrong)
     with pytest.raises(ValueError, match="Prompt 1 has no tokens"):
         generate(llama, llama_drafter, [[1], []])
     with pytest.raises(ValueError, match="use_cache is False"):
@@ -84,6 +85,51 @@ def test_what_cannot_work_is_one_sentence(llama, llama_drafter, prompts):
             vocab_size=112, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
         )
         generate(LlamaForCausalLM(wide), llama_drafter, prompts)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["abc"], "Prompt 0 is 'abc', expected its token ids"),
+        ([5, 6], "Prompt 0 is 5, expected its token ids"),
+        ([[1], [["x"]]], "Prompt 1 is no list of numbers"),
+        ([torch.ones(2, 5, dtype=torch.long)], r"Prompt 0 has the shape \[2, 5\], .*in a single row"),
+        ([[1.5, 2.0]], "Prompt 0 holds torch.float32 values"),
+        ([[5, 500]], "Prompt 0 holds the id 500, expected its token ids, whole numbers below 97"),
+        ([[5], [-1]], "Prompt 1 holds the id -1"),
+    ],
+)
+def test_prompts_that_are_no_token_ids_are_named(llama, llama_drafter, given, told):
+    with pytest.raises(ValueError, match=told) as caught:
+        generate(llama, llama_drafter, given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_mask": torch.ones(1, 2)}, {"cache": object()}, {"streamer": object()},
+        {"input_ids": torch.ones(1, 2)},
+        {"assistant_model": object()}, {"custom_generate": "x"}, {"num_beams": 2},
+        {"num_return_sequences": 2, "do_sample": True},
+    ],
+)  # fmt: skip
+def test_options_that_many_prompts_cannot_share_are_refused(llama, llama_drafter, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}.*leave it out"):
+        generate(llama, llama_drafter, [[1], [2, 3]], max_new_tokens=4, **options)
+
+
+def test_target_and_drafter_in_the_wrong_order(llama, llama_drafter):
+    with pytest.raises(TypeError, match="Got a LiLiCorrModel as target and a LlamaForCausalLM as drafter"):
+        generate(llama_drafter, llama, [[1]])
+    with pytest.raises(TypeError, match="Got a LlamaForCausalLM as target and a str as drafter"):
+        generate(llama, "owner/name", [[1]])
+
+
+def test_a_compiled_target_answers(llama, llama_drafter, prompts):
+    compiled = torch.compile(llama, backend="eager")
+    answers = generate(compiled, llama_drafter, prompts[:3], batch_size=2, **OPTIONS)
+    assert all(torch.equal(*pair) for pair in zip(answers, alone(llama, prompts[:3], OPTIONS), strict=True))
 
 
 def test_the_texts_own_continuation_is_proposed_as_the_answer_grows(llama, new_drafter, prompt):

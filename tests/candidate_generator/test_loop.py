@@ -1,12 +1,10 @@
-"""What only a loop of our own gives: stops at the very token, batches, figures of a call, any mix of options."""
+"""What only a loop of our own gives: stops at the very token, batches, figures of a call."""
 
 import threading
 import time
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from transformers import DynamicCache, MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
@@ -150,62 +148,6 @@ def test_a_cache_that_is_longer_than_the_prompt_is_refused(llama, llama_drafter,
     llama(prompt(12), past_key_values=cache)
     with pytest.raises(ValueError, match="holds 12 tokens and the prompt has 9; give the whole conversation"):
         llama.generate(prompt(9), past_key_values=cache, max_new_tokens=4, assistant_model=llama_drafter)
-
-
-OPTIONS = st.fixed_dictionaries(
-    {"max_new_tokens": st.integers(1, 24), "repetition_penalty": st.sampled_from([1.0, 1.3])},
-    optional={
-        "no_repeat_ngram_size": st.sampled_from([2, 3]),
-        "min_new_tokens": st.integers(1, 8),
-        "bad_words_ids": st.just([[54], [33, 33]]),
-        "suppress_tokens": st.just([10, 54]),
-        "forced_eos_token_id": st.just(5),
-        "eos_token_id": st.sampled_from([[5, 9, 20], [16], [7, 8, 44, 61]]),
-        "prefix_allowed_tokens_fn": st.just(lambda row, ids: [t for t in range(97) if (t + row + len(ids)) % 5]),
-        "sequence_bias": st.just({(11,): 3.0, (12, 13): 2.0}),
-        "renormalize_logits": st.just(True),
-    },
-)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    options=OPTIONS,
-    rows=st.integers(1, 4),
-    seed=st.integers(0, 10_000),
-    head=st.sampled_from(["none", "lilicorr", "dcoco", "xpress"]),
-    nodes=st.sampled_from([None, 0, 1, 3, 7, 20]),
-    lookup=st.booleans(),
-    outputs=st.booleans(),
-)
-def test_any_mix_of_options_is_plain(many, options, rows, seed, head, nodes, lookup, outputs):
-    target, drafters = many
-    drafter = drafters[head]
-    drafter.config.max_nodes, drafter.config.lookup = nodes, lookup
-    generator = torch.Generator().manual_seed(seed)
-    length = int(torch.randint(1, 12, (), generator=generator))
-    ids = torch.randint(1, 97, (rows, length), generator=generator)
-    mask = (torch.arange(length) >= torch.randint(0, length, (rows, 1), generator=generator)).long()
-    call = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0} | options
-    if outputs:
-        call |= {"return_dict_in_generate": True, "output_scores": True, "output_hidden_states": rows < 3}
-    plain, ours = (target.generate(ids, **call, **extra) for extra in ({}, {"assistant_model": drafter}))
-    if not outputs:
-        assert torch.equal(ours, plain)
-        return
-    assert torch.equal(ours.sequences, plain.sequences) and len(ours.scores) == len(plain.scores)
-    made = [row.committed for row in ours.figures.rows or [ours.figures]]
-    for step, (left, right) in enumerate(zip(ours.scores, plain.scores, strict=True)):
-        going = torch.tensor([step < each for each in made])  # a row that has ended is given zeros here
-        torch.testing.assert_close(left[going], right[going], rtol=1e-3, atol=1e-3)
-
-
-@pytest.fixture(scope="module")
-def many(_targets):
-    from .conftest import build_drafter
-
-    target = _targets["llama"]
-    return target, {head: build_drafter(target, head) for head in ("none", "lilicorr", "dcoco", "xpress")}
 
 
 @pytest.mark.parametrize("decoding", ["auto", "stock"])

@@ -1,5 +1,6 @@
 """What cannot work says so in one sentence, before anything is decoded."""
 
+import lilicorr
 import pytest
 import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
@@ -101,3 +102,35 @@ def test_a_processor_with_a_state_works_in_the_loop_and_is_refused_in_transforme
     refuses(
         llama, llama_drafter, prompt(4), "keeps a state that Transformers' assisted loop spoils", guidance_scale=1.5
     )
+
+
+@pytest.mark.parametrize("decoding", ["auto", "stock"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        {
+            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+        },
+        {"rope_type": "default", "rope_theta": 1e4},
+    ],
+)  # fmt: skip
+def test_frequencies_that_follow_the_length_are_told(new_target, new_drafter, prompt, monkeypatch, rope, decoding):
+    told = []
+    monkeypatch.setattr("lilicorr.candidate_generator.requests.logger.warning_once", told.append)
+    target = new_target("llama", rope_parameters=rope)
+    drafter = new_drafter(
+        target, "none", decoding=decoding, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+    )
+    for call in (
+        lambda: target.generate(prompt(4), assistant_model=drafter, max_new_tokens=4, do_sample=False),
+        lambda: lilicorr.generate(target, drafter, [[5, 6]], max_new_tokens=4, do_sample=False),
+    ):
+        told.clear()
+        call()
+        if rope["rope_type"] == "default":
+            assert told == []
+        else:
+            (sentence,) = set(told)  # the same words, which Transformers' logger then says once
+            assert repr(rope["rope_type"]) in sentence and "part from plain generate()'s" in sentence

@@ -46,6 +46,7 @@ def build_drafter(target, head_type, **overrides):
         "mask_token_id": 0,
         "target_layer_ids": [0, 1, 2],
         "head_type": head_type,
+        "max_nodes": 7,  # whatever the machine would choose
     } | overrides
     return LiLiCorrModel(LiLiCorrConfig.for_target(target.config, **settings)).eval()
 

@@ -8,7 +8,7 @@ from lilicorr.training.train import drafter_config
 from transformers import LlamaConfig
 
 RECIPES = sorted((Path(settings_module.__file__).parent / "recipes").rglob("*.yaml"))
-README = Path(__file__).parents[2] / "README.md"
+TRAIN = Path(__file__).parents[2] / "docs" / "train.md"
 REQUIRED = {"target": "t", "data": ["d"], "output": "o"}
 
 
@@ -27,8 +27,8 @@ def test_the_arms_of_a_stage_differ_in_the_head_only():
     assert all(arm["config"] == arms[0]["config"] for arm in arms)
 
 
-def test_every_setting_that_the_readme_shows_makes_a_drafter():
-    rows = re.findall(r"^\| (`(?:config|objective)\..*?`) \|", README.read_text("utf-8"), re.MULTILINE)
+def test_every_setting_that_the_documentation_shows_makes_a_drafter():
+    rows = re.findall(r"^\| (`(?:config|objective)\..*?`) \|", TRAIN.read_text("utf-8"), re.MULTILINE)
     assert len(rows) == 6
     target = LlamaConfig(hidden_size=576, num_attention_heads=9, num_key_value_heads=3, num_hidden_layers=30)
     plain = TrainSettings.from_recipe("smollm2-135m-cpu/4-lilicorr", **REQUIRED)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 
 from .loading import Pair
 
@@ -15,13 +16,16 @@ from .loading import Pair
 def machine(device: torch.device) -> dict[str, Any]:
     """Device, threads and versions that a report's speeds belong to."""
     packages: dict[str, str | None] = {}
-    for name in ("lilicorr", "torch", "transformers"):
+    for package in ("lilicorr", "torch", "transformers"):
         try:
-            packages[name] = version(name)
+            packages[package] = version(package)
         except PackageNotFoundError:
-            packages[name] = None
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": place, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}
+            packages[package] = None
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    return {"device": name, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}
 
 
 def models(pair: Pair, name: str, drafters: Mapping[str, str], target: str | Path) -> dict[str, Any]:
@@ -49,7 +53,9 @@ def fingerprint(source: str | Path, model: Any) -> str:
     """
     folder = Path(source)
     if not folder.is_dir():
-        return str(getattr(model.config, "_commit_hash", None))
+        cached = try_to_load_from_cache(str(source), "config.json")  # a remote configuration need not know its commit
+        commit = Path(cached).parent.name if isinstance(cached, str) else None
+        return str(getattr(model.config, "_commit_hash", None) or commit)
     digest = hashlib.sha256()
     for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
         digest.update(path.name.encode())

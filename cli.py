@@ -142,7 +142,7 @@ def regenerate(
             help="JSONL files of rows with `messages`, or data sets.", callback=_prompt_files, is_eager=True
         ),
     ],
-    output: Annotated[str, typer.Option(help="JSONL file to append answers to; what it holds is not made again.")],
+    output: Annotated[str, typer.Option(help="JSONL file to append answers to; what it holds is not generated again.")],
     target: Annotated[
         str,
         typer.Option(

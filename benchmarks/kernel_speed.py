@@ -148,12 +148,12 @@ def cases(sizes: Sizes, blocks: int, device: torch.device, compiled: bool) -> It
         ),
         ("residual greedy_walk", residual_bytes, residual, reference.score_and_walk, score_and_walk),
     ]
-    for name, floor_bytes, make, defined, door in kernels:
+    for name, floor_bytes, make, defined, dispatcher in kernels:
         arms: dict[str, Callable[..., Any]] = {"reference": defined}
         if compiled:
             arms["compile"] = compile_on(device, defined)
         if device.type == "cuda" or (triton_installed() and interpreted()):
-            arms["triton"] = partial(chosen, "triton", door)
+            arms["triton"] = partial(chosen, "triton", dispatcher)
         yield Case(f"{name} {sizes.name}", blocks, floor_bytes, make, arms)
 
     head, embedding = build_head(sizes, device)

@@ -171,12 +171,12 @@ class Steps:
         times = [time.perf_counter()]
         group = self.order[self.done % len(self.order)]
         batch = collate(group)
-        taps, last = self.states(group, batch)
+        target_hidden, last = self.states(group, batch)
         generator = torch.Generator().manual_seed(self.done)
         settings = self.settings
         drawn = sample_blocks(batch.input_ids, batch.loss_mask, settings.block_size, settings.anchors, generator)
         times.append(time.perf_counter())
-        sums = self.joint(batch.input_ids, taps, last, drawn)
+        sums = self.joint(batch.input_ids, target_hidden, last, drawn)
         times.append(time.perf_counter())
         self.joint.loss(sums, sums).backward()
         times.append(time.perf_counter())

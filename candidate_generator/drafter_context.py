@@ -1,4 +1,4 @@
-"""The drafter's context: projected target hidden states of committed rows, taken in with the next draft."""
+"""The drafter's context: projected target hidden states of committed rows, encoded with the next draft."""
 
 import copy
 import weakref
@@ -26,7 +26,7 @@ class AttachedContext:
         self.placement = (drafter.device, drafter.dtype)
         self.cache: DraftCache = drafter.new_cache()
         self.rows = 0  # rows of the target's cache, from the start, that `cache` knows (a few may be missing)
-        self._waiting: list[tuple[Tensor, Tensor]] = []  # committed rows that the drafter has not taken in yet
+        self._waiting: list[tuple[Tensor, Tensor]] = []  # committed rows that the drafter has not encoded yet
 
     @classmethod
     def of(cls, target_cache: Any, drafter: "LiLiCorrModel", rows: int) -> "AttachedContext":

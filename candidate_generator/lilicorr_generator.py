@@ -181,7 +181,7 @@ class LiLiCorrCandidateGenerator(CandidateGenerator):
             self.figures.plain_steps += committed
 
     def _committed(self, hidden_states: tuple[Tensor, ...], accepted: int) -> tuple[Tensor, Tensor]:
-        """Tapped states `[1, C, taps * d]` and positions `[1, C]` of the rows that the last pass committed.
+        """Target hidden states `[1, C, layers * d]` and positions `[1, C]` of the rows that the last pass committed.
 
         A pass over 5 tokens, 4 of them drafted and 2 of those accepted, commits its first 5 - 4 + 2 = 3 rows; the
         prompt's pass, with nothing drafted, commits all. Positions count real tokens, so with 3 rows of padding the

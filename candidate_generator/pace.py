@@ -13,7 +13,7 @@ from typing import Any
 
 KEEP_DRAFTED, KEEP_PLAIN = 0.95, 0.9  # of what is known about acceptance, what a step with and without draft leaves
 REMEMBERED = 8  # steps of one kind whose times count
-LONG = 0.998  # the like, over texts
+LONG = 0.998  # the same, over texts
 RETRY = 16  # plain steps in a row after which a short draft is tried: a stale time or opinion must not last
 TRUST = 0.55  # acceptance expected of slot 1 before anything is known
 PRIOR = 6.0  # how many slots of late what has been known for long weighs

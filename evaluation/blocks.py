@@ -70,16 +70,16 @@ def draft_again(
     ids = torch.cat([prompt, torch.tensor([list(token_ids)], dtype=prompt.dtype, device=prompt.device)], dim=1)
     fewest = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(target.forward).parameters else {}
     hidden = target(ids, output_hidden_states=True, use_cache=False, **fewest).hidden_states
-    taps = torch.cat([hidden[i + 1].to(drafter.device) for i in drafter.config.target_layer_ids], dim=-1)
-    taps = taps.to(drafter.dtype)
-    return [_draft_at(target, drafter, ids, taps, position) for position in positions]
+    target_hidden = torch.cat([hidden[i + 1].to(drafter.device) for i in drafter.config.target_layer_ids], dim=-1)
+    target_hidden = target_hidden.to(drafter.dtype)
+    return [_draft_at(target, drafter, ids, target_hidden, position) for position in positions]
 
 
-def _draft_at(target: Any, drafter: Any, ids: torch.Tensor, taps: torch.Tensor, position: int) -> DrawnBlock:
+def _draft_at(target: Any, drafter: Any, ids: torch.Tensor, target_hidden: torch.Tensor, position: int) -> DrawnBlock:
     embedding, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
     draft = drafter.draft(
         ids[0, position : position + 1].to(drafter.device),
-        taps[:, :position],
+        target_hidden[:, :position],
         torch.arange(position, device=drafter.device)[None],
         drafter.new_cache(),
         lambda tokens: embedding(tokens.to(target.device)).to(device=drafter.device, dtype=drafter.dtype),

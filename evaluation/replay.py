@@ -54,22 +54,22 @@ def answers_in(token_ids: Sequence[int], said: Sequence[bool], ends: Collection[
 
 @torch.no_grad()
 def drafts_along(
-    target: PreTrainedModel, drafter: Any, text: Text, taps: Tensor, num_slots: int | None = None
+    target: PreTrainedModel, drafter: Any, text: Text, target_hidden: Tensor, num_slots: int | None = None
 ) -> list[Draft]:
     """What `drafter` drafts behind every token of the answer but its last, `TOGETHER` blocks in one `Draft`.
 
     Args:
-        drafter: on the target's device; taps: the target's states of the text at its layers, `[1, L, taps * d]`.
+        drafter: on the target's device; target_hidden: the target's hidden states, `[1, L, layers * d]`.
         num_slots: tokens drafted at a time, at most `B - 1`.
 
     Returns:
-        Drafts with their lattices; `probabilities` are worked out for heads whose trees need them.
+        Drafts with their lattices; `probabilities` are computed for heads whose trees need them.
     """
     device, slots = target.device, _slots(drafter, num_slots)
     ids = torch.tensor([text.token_ids[: text.end]], device=device)
     anchors = torch.arange(text.start, text.end - 1, device=device)
     embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-    context, states = block_states(drafter, embed, ids, taps[:, : text.end], anchors[None], TOGETHER, slots)
+    context, states = block_states(drafter, embed, ids, target_hidden[:, : text.end], anchors[None], TOGETHER, slots)
     hidden, made = states[0, :, 1:], []
     for rows in torch.arange(len(anchors), device=device).split(TOGETHER):
         places = anchors[rows]

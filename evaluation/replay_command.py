@@ -133,15 +133,15 @@ def replay_row(
     from .tree_replay import WITH_TEXT, WITHOUT_TEXT, Drafts, follow_trees, suffix_hits
 
     ids = torch.tensor([text.token_ids[: text.end]], device=pair.target.device)
-    taps: dict[tuple[int, ...], torch.Tensor] = {}  # drafters mostly share their layers, and so one pass
+    target_hidden: dict[tuple[int, ...], torch.Tensor] = {}  # drafters mostly share their layers, and so one pass
     made: dict[str, Any] = {}
     trees: dict[str, Any] = {}
     ends = stop_ids(pair.target)
     for name, drafter in pair.drafters.items():
         layers = tuple(drafter.config.target_layer_ids)
-        if layers not in taps:
-            taps[layers] = target_pass(pair.target, ids, layers)[0]
-        drafts = drafts_along(pair.target, drafter, text, taps[layers], num_assistant_tokens)
+        if layers not in target_hidden:
+            target_hidden[layers] = target_pass(pair.target, ids, layers)[0]
+        drafts = drafts_along(pair.target, drafter, text, target_hidden[layers], num_assistant_tokens)
         made[name] = {rule: asdict(trace) for rule, trace in walks(text, drafts).items()}
         if not nodes:
             continue

@@ -125,7 +125,7 @@ def _question(file: Path, number: int, name: str, row: dict[str, Any]) -> Questi
             raise TypeError
     except (KeyError, TypeError):
         raise ValueError(
-            f"{file} line {number} is not a JSON object with messages and a user turn; mend or remove it."
+            f"{file} line {number} is not a JSON object with messages and a user turn; fix or remove it."
         ) from None
     category = row.get("category") or row.get("domain") or "other"
     return Question(file.stem, name, str(category), "\n".join(said["system"]) or None, tuple(said["user"]))

@@ -70,7 +70,7 @@ def check_reachable(role: str, source: str | Path) -> None:
     if not isinstance(kept, str):
         raise ValueError(
             f"The {role} {source} could not be loaded: there is no such folder, and the Hub ({_endpoint()}) is out of "
-            "reach; mend the path, or connect to fetch a repository."
+            "reach; fix the path, or connect to fetch a repository."
         )
 
 

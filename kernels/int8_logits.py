@@ -1,4 +1,4 @@
-"""The LM head's logits in int8 on a CPU, with each row's likeliest entries worked out again as defined.
+"""The LM head's logits in int8 on a CPU, with each row's likeliest entries computed again as defined.
 
 A draft needs a vocabulary's worth of logits only to find its few candidates. Eight-bit products read a quarter of the
 weights and multiply four numbers at a time, and an error there can only cost a draft's acceptance: what is said, the
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from .choice import kernel_choice
 
-EXACT = 64  # entries of a row that are worked out again: more than any head has candidates
+EXACT = 64  # entries of a row that are computed again: more than any head has candidates
 WORTHWHILE = 1 << 22  # weights from which it pays
 
 

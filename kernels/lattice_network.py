@@ -1,4 +1,4 @@
-"""One door to the lattice network: whether kernels serve it, and then all nodes' vectors in few launches.
+"""The dispatcher of the lattice network: whether kernels serve it, and then all nodes' vectors in few launches.
 
 Between the matrix products, which stay torch's where they are nothing but products, everything is a kernel of
 `lattice_attention_triton`, `lattice_nodes_triton` or `lattice_products_triton`: seven launches a layer and nine around

@@ -1,4 +1,4 @@
-"""The definition of every kernel in this room, in plain torch: what the fast twins must reproduce, ties included."""
+"""The definition of every kernel in this room, in plain torch: what fast implementations reproduce, ties included."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""One door to scoring and walking lattices: callers import from here and get the fastest kernel for their tensors."""
+"""The dispatcher of scoring and walking lattices: callers get the fastest kernel for their tensors."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ def ordered_topk(values: Tensor, k: int) -> Tensor:
 
 
 def topk_logsumexp(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The fast twin of `reference.topk_logsumexp`: same arguments, results and errors."""
+    """The fast implementation of `reference.topk_logsumexp`: same arguments, results and errors."""
     check_topk(logits, k)
     values = logits.float()
     rows, vocab = values.shape

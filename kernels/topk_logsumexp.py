@@ -1,4 +1,4 @@
-"""One door to top-K with log-normaliser: callers import from here and get the fastest kernel for their tensors."""
+"""The dispatcher of top-K with log-normaliser: callers get the fastest kernel for their tensors."""
 
 import torch
 from torch import Tensor

@@ -23,12 +23,12 @@ PROPOSALS = {
 }  # with the heads that can make them
 
 
-def default_target_layer_ids(num_target_layers: int, num_taps: int) -> list[int]:
+def default_target_layer_ids(num_target_layers: int, count: int) -> list[int]:
     """The decoder layers whose outputs a drafter reads: evenly spread over layers 1 … L-3, `[L // 2]` for one tap."""
-    if num_taps == 1:
+    if count == 1:
         return [num_target_layers // 2]
     span = num_target_layers - 4
-    return [round(1 + i * span / (num_taps - 1)) for i in range(num_taps)]
+    return [round(1 + i * span / (count - 1)) for i in range(count)]
 
 
 class LiLiCorrConfig(PreTrainedConfig):
@@ -183,7 +183,7 @@ class LiLiCorrConfig(PreTrainedConfig):
 
     @classmethod
     def for_target(cls, target_config: PreTrainedConfig, **overrides: Any) -> "LiLiCorrConfig":
-        """A drafter for any decoder-only target: its widths, vocabulary and rope, taps spread over its layers.
+        """A drafter for any decoder-only target: its widths, vocabulary and rope, its target layers spread evenly.
 
         Args:
             target_config: the target's configuration (its text part is used if it has several).
@@ -235,8 +235,8 @@ class LiLiCorrConfig(PreTrainedConfig):
                 "layers; leave it out."
             )
         if "target_layer_ids" not in overrides:
-            taps = max(1, min(5, text.num_hidden_layers - 3))
-            settings["target_layer_ids"] = default_target_layer_ids(text.num_hidden_layers, taps)
+            layers = max(1, min(5, text.num_hidden_layers - 3))
+            settings["target_layer_ids"] = default_target_layer_ids(text.num_hidden_layers, layers)
         if "mask_token_id" not in overrides:
             settings["mask_token_id"] = choose_mask_token(text, range(tokenizer_size or 0))
         return checked_config(settings)
@@ -423,12 +423,12 @@ def _problems(config: LiLiCorrConfig | SimpleNamespace) -> Any:
     if not 0 <= config.mask_token_id < config.vocab_size:
         last = config.vocab_size - 1
         yield f"mask_token_id {config.mask_token_id} is not a row of the target's embedding (0 … {last})."
-    taps = config.target_layer_ids
-    if not taps or sorted(set(taps)) != list(taps):
-        yield f"target_layer_ids must be ascending and distinct, got {shown(list(taps))}."
-    elif taps[0] < 0 or taps[-1] > config.num_target_layers - 2:
+    layers = config.target_layer_ids
+    if not layers or sorted(set(layers)) != list(layers):
+        yield f"target_layer_ids must be ascending and distinct, got {shown(list(layers))}."
+    elif layers[0] < 0 or layers[-1] > config.num_target_layers - 2:
         yield (
-            f"target_layer_ids {shown(list(taps))} must lie in 0 … {config.num_target_layers - 2}: the target has "
+            f"target_layer_ids {shown(list(layers))} must lie in 0 … {config.num_target_layers - 2}: the target has "
             f"{config.num_target_layers} layers and its last one is only visible after the final norm."
         )
     if config.num_attention_heads < 1 or config.num_key_value_heads < 1:

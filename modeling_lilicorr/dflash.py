@@ -1,4 +1,4 @@
-"""The DFlash backbone: a block of masked rows reads the target's tapped states and proposes every slot in one pass.
+"""The DFlash backbone: a block of masked rows reads target hidden states and proposes every slot in one pass.
 
 Parameter names and shapes are z-lab's, so their checkpoints load unchanged: `fc`, `hidden_norm`, `layers.*`, `norm`.
 """
@@ -23,7 +23,7 @@ from .configuration_lilicorr import LiLiCorrConfig
 from .draft_rotary import DraftRotaryEmbedding, Rotation, rotate
 
 
-class Lodging(Protocol):
+class RowStorage(Protocol):
     """Where the rows of a `DraftCache` may be instead."""
 
     def send_home(self) -> None:
@@ -41,7 +41,7 @@ class DraftCache:
 
     def __init__(self, num_layers: int) -> None:
         self.length = 0
-        self.away: Lodging | None = None
+        self.moved_to: RowStorage | None = None
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
         self._positions: Tensor | None = None
@@ -90,19 +90,19 @@ class DraftCache:
         )
         return keys, values, positions
 
-    def leave_for(self, lodging: Lodging) -> None:
-        """Keep no rows here: they are in `lodging`."""
-        self.away, self._positions = lodging, None
+    def move_rows_to(self, storage: RowStorage) -> None:
+        """Keep no rows here: they are in `storage`."""
+        self.moved_to, self._positions = storage, None
         self._keys, self._values = [None] * len(self._keys), [None] * len(self._values)
 
     def take_back(self, keys: list[Tensor], values: list[Tensor], positions: Tensor) -> None:
         """Keep these as the rows, as `rows` gives them."""
-        self.away, self._positions = None, positions
+        self.moved_to, self._positions = None, positions
         self._keys, self._values = [*keys], [*values]
 
     def _come_home(self) -> None:
-        if self.away is not None:
-            self.away.send_home()
+        if self.moved_to is not None:
+            self.moved_to.send_home()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DraftCache":
         self._come_home()
@@ -215,9 +215,9 @@ class DFlashDecoderLayer(nn.Module):
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        taps, group = config.conv_kernel_size, config.conv_group_size
-        self.attention_conv = BlockConvolution(config.hidden_size, taps, group) if taps else None
-        self.mlp_conv = BlockConvolution(config.hidden_size, taps, group) if taps else None
+        kernel_size, group = config.conv_kernel_size, config.conv_group_size
+        self.attention_conv = BlockConvolution(config.hidden_size, kernel_size, group) if kernel_size else None
+        self.mlp_conv = BlockConvolution(config.hidden_size, kernel_size, group) if kernel_size else None
 
     def forward(self, block: Tensor, size: int, *attention_arguments: object) -> Tensor:
         """`block [rows, n * size, d]` to the same shape: `n` blocks side by side where the mask parts them.
@@ -258,16 +258,16 @@ class DFlashModel(DFlashPreTrainedModel):
 
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__(config)
-        taps = len(config.target_layer_ids)
-        self.fc = nn.Linear(taps * config.hidden_size, config.hidden_size, bias=False)
+        layers = len(config.target_layer_ids)
+        self.fc = nn.Linear(layers * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DFlashDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = DraftRotaryEmbedding(config)  # type: ignore[arg-type]  # reads the same field names
 
-    def project_context(self, taps: Tensor) -> Tensor:
-        """Tapped target states `[batch, C, taps * d]` to context rows `[batch, C, d]`."""
-        return self.hidden_norm(self.fc(taps))
+    def project_context(self, target_hidden: Tensor) -> Tensor:
+        """Target hidden states `[batch, C, layers * d]` to context rows `[batch, C, d]`."""
+        return self.hidden_norm(self.fc(target_hidden))
 
     def decode_block(
         self,
@@ -323,7 +323,7 @@ class DFlashModel(DFlashPreTrainedModel):
         attention_mask: Tensor | None = None,
         cache: DraftCache | None = None,
     ) -> Tensor:
-        """`project_context` on `context_hidden_states [batch, C, taps * d]`, then `decode_block`."""
+        """`project_context` on `context_hidden_states [batch, C, layers * d]`, then `decode_block`."""
         context = self.project_context(context_hidden_states)
         return self.decode_block(noise_embeds, context, block_positions, context_positions, attention_mask, cache)
 

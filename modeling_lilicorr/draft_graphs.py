@@ -59,12 +59,12 @@ class StaticContext(DraftCache):
             self._fresh = self._columns[:block_size].clone()
             self._end, self._newest = (self._columns[:1].clone() for _ in range(2))
         self._lock = lock
-        self._guest: Callable[[], DraftCache | None] = lambda: None
+        self._owner: Callable[[], DraftCache | None] = lambda: None
 
     def welcome(self, cache: DraftCache) -> None:
         """Move the rows of `cache` in, and those of another one back to it."""
         with self._lock:
-            if cache.away is self:
+            if cache.moved_to is self:
                 return
             self.send_home()
             keys, values, positions = cache.rows()
@@ -72,19 +72,19 @@ class StaticContext(DraftCache):
                 room[:, :, : cache.length].copy_(rows)
                 room[:, :, cache.length :].zero_()
             self._held[:, : cache.length].copy_(positions)
-            cache.leave_for(self)
-            self._guest = weakref.ref(cache)
+            cache.move_rows_to(self)
+            self._owner = weakref.ref(cache)
 
     def send_home(self) -> None:
         """Give the rows back to the cache that they are of, if it still lives."""
         with self._lock:
-            guest = self._guest()
-            self._guest = lambda: None
-            if guest is not None and guest.away is self:
-                end = guest.length
+            owner = self._owner()
+            self._owner = lambda: None
+            if owner is not None and owner.moved_to is self:
+                end = owner.length
                 with torch.inference_mode(False):
                     keys, values = ([room[:, :, :end].clone() for room in part] for part in self._room)
-                    guest.take_back(keys, values, self._held[:, :end].clone())
+                    owner.take_back(keys, values, self._held[:, :end].clone())
 
     def expect(self, start: int, count: int) -> None:
         """Before a pass: `count` real rows are new, behind `start` that are there; no copy from the host."""
@@ -114,7 +114,7 @@ class StaticContext(DraftCache):
         return rows.index_select(1, self._newest).squeeze(1)
 
     def commit(self, positions: Tensor) -> None:
-        """Keep the positions; how many rows are real, the guest knows."""
+        """Keep the positions; how many rows are real, the owner knows."""
         self._held.index_copy_(1, self._fresh, positions)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STOREYS = [["kernels"], ["candidate_generator"], ["modeling_lilicorr"], ["hub", "training", "evaluation"], ["explain"]]
-STOREY = {room: storey for storey, rooms in enumerate(STOREYS) for room in rooms}
+LAYERS = [["kernels"], ["candidate_generator"], ["modeling_lilicorr"], ["hub", "training", "evaluation"], ["explain"]]
+LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 TRAVELLING = ("kernels", "modeling_lilicorr", "candidate_generator")  # inside every published checkpoint
 # The face users call reaches up for a moment: saving writes the bundle and the card.
 FACE = {"modeling_lilicorr.py", "repository.py"}
@@ -45,14 +45,14 @@ def imported_rooms(path: Path) -> list[tuple[str, bool]]:
                 for alias in node.names
                 if alias.name.startswith("lilicorr.")
             ]
-    return [(room, top) for room, top in found if room in STOREY]
+    return [(room, top) for room, top in found if room in LAYER]
 
 
-@pytest.mark.parametrize("room", STOREY)
+@pytest.mark.parametrize("room", LAYER)
 def test_imports_run_one_way(room):
     for path in sources(room):
         for other, at_top in imported_rooms(path):
-            upwards = STOREY[other] > STOREY[room]
+            upwards = LAYER[other] > LAYER[room]
             allowed = not upwards or (not at_top and path.name in FACE)
             assert allowed, f"{path.relative_to(ROOT)} imports {other}, which stands above {room}"
 
@@ -72,7 +72,7 @@ def test_travelling_rooms_need_only_torch_and_transformers(room):
 
 
 def test_rooms_are_not_packages_of_their_own():
-    rooms = [*STOREY, "benchmarks", "tests"]
+    rooms = [*LAYER, "benchmarks", "tests"]
     assert [str(path) for room in rooms for path in (ROOT / room).rglob("__init__.py")] == []
 
 
@@ -80,7 +80,7 @@ def test_hugging_face_kernels_is_not_shadowed(tmp_path):
     # From elsewhere no `kernels`, `hub` … of ours may be importable at the top level.
     code = (
         "import importlib.util, lilicorr.kernels.reference\n"
-        f"for name in {list(STOREY)}:\n"
+        f"for name in {list(LAYER)}:\n"
         "    spec = importlib.util.find_spec(name)\n"
         "    places = [] if spec is None else [spec.origin or '', *(spec.submodule_search_locations or [])]\n"
         f"    assert not any(str(place).startswith({str(ROOT)!r} + '/' + name) for place in places), (name, places)\n"
@@ -90,7 +90,7 @@ def test_hugging_face_kernels_is_not_shadowed(tmp_path):
 
 
 def test_no_file_is_longer_than_500_lines():
-    files = [*ROOT.glob("*.py"), *(path for room in [*STOREY, "benchmarks", "tests"] for path in sources(room))]
+    files = [*ROOT.glob("*.py"), *(path for room in [*LAYER, "benchmarks", "tests"] for path in sources(room))]
     long = {str(path.relative_to(ROOT)): n for path in files if (n := len(path.read_text("utf-8").splitlines())) > 500}
     assert len(files) > 10 and long == {}
 
@@ -98,4 +98,4 @@ def test_no_file_is_longer_than_500_lines():
 def test_no_script_shadows_a_room_or_hugging_face_kernels():
     # `python benchmarks/x.py` puts benchmarks/ first on the path; Transformers would then import a kernels.py there.
     names = {path.stem for path in (ROOT / "benchmarks").iterdir()}
-    assert not names & {*STOREY, "benchmarks", "tests"}
+    assert not names & {*LAYER, "benchmarks", "tests"}

@@ -40,7 +40,7 @@ class AnswersFile:
                 if line.strip() and not self.tail_is_torn:
                     self._count(row)
 
-    def mend(self) -> None:
+    def remove_torn_line(self) -> None:
         """Cut off what a kill left of a last line, and zeros; a line that lost only its line break gets it back."""
         if not self.tail and not self.tail_is_torn:
             return
@@ -81,7 +81,7 @@ class AnswersFile:
         if type(tokens) is not int or not all(isinstance(each, list) for each in ids):
             raise ValueError(
                 f"{self.path}: row {row['id']!r} has output_ids that are no token ids, or tokens that are no number; "
-                "remove the row, and it is made again."
+                "remove the row, and it is generated again."
             )
         self.ids.add(str(row["id"]))
         self.turns += sum(isinstance(message, dict) and is_answer(message) for message in messages)

@@ -14,7 +14,7 @@ def block_states(
     drafter: LiLiCorrModel,
     embed: Callable[[Tensor], Tensor],
     input_ids: Tensor,
-    taps: Tensor,
+    target_hidden: Tensor,
     anchors: Tensor,
     together: int,
     num_slots: int | None = None,
@@ -23,7 +23,7 @@ def block_states(
 
     Args:
         embed: the target's input embedding, ids `[...]` to `[..., d]`.
-        input_ids: `[batch, L]` (int64); taps: the target's states of these rows, `[batch, L, taps * d]`.
+        input_ids: `[batch, L]` (int64); target_hidden: the target's states of these rows, `[batch, L, layers * d]`.
         anchors: positions of slot 0, `[batch, N]` (int64), in any order.
         together: up to so many blocks of a sequence attend as one and share one copy of its keys and values.
         num_slots: end each block behind so many of its `B - 1` slots.
@@ -37,7 +37,7 @@ def block_states(
     parts = -(-width // together)
     group = -(-width // parts)
     grouped = F.pad(anchors, (0, parts * group - width)).view(-1, group)  # what fills up starts at 0
-    context = drafter.project_context(taps.to(drafter.dtype))
+    context = drafter.project_context(target_hidden.to(drafter.dtype))
     anchor_ids = input_ids.repeat_interleave(parts, dim=0).gather(1, grouped)
     noise = embed(drafter.block_ids(anchor_ids.flatten(), slots)).to(drafter.dtype)
     positions = grouped[..., None] + torch.arange(size, device=device)

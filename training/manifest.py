@@ -46,14 +46,14 @@ class Manifest:
         try:
             manifest = cls(**json.loads(path.read_text("utf-8")))
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is no manifest of `lilicorr regenerate` ({error}); mend or remove it.") from None
+            raise ValueError(f"{path} is no manifest of `lilicorr regenerate` ({error}); fix or remove it.") from None
         text = (str, type(None))
         kinds: dict[str, Any] = {"target": str, "template_sha256": str, "revision": text, "now": text}
         for part in fields(cls):
             if not isinstance(getattr(manifest, part.name), kinds.get(part.name, dict)):
-                raise ValueError(f"{path} has a {part.name} of the wrong kind; mend or remove it.")
+                raise ValueError(f"{path} has a {part.name} of the wrong kind; fix or remove it.")
         if manifest.now is not None and time_of(manifest.now) is None:
-            raise ValueError(f"{path} has a now of {manifest.now!r}, expected a date and time; mend or remove it.")
+            raise ValueError(f"{path} has a now of {manifest.now!r}, expected a date and time; fix or remove it.")
         return manifest
 
     def save_beside(self, answers: str | Path) -> None:

@@ -88,7 +88,7 @@ def _messages(where: str, value: Any, column: str, answers: bool) -> list[dict[s
 
 
 def _no_message(where: str, message: Any) -> Unusable:
-    said = f"{where} has a message {str(message)[:80]!r}, expected a list of messages, {LIKE}; mend or remove the row."
+    said = f"{where} has a message {str(message)[:80]!r}, expected a list of messages, {LIKE}; fix or remove the row."
     return Unusable("a message that is no text", said)
 
 
@@ -160,7 +160,7 @@ def plain_call(where: str, call: Any) -> dict[str, Any]:
     """A tool call made alike: arguments as JSON, if they are. Raises `Unusable` for one without a function's name."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not is_text(function.get("name")):
-        said = f"{where} has a tool call {str(call)[:80]!r} without a function's name; mend or remove the row."
+        said = f"{where} has a tool call {str(call)[:80]!r} without a function's name; fix or remove the row."
         raise Unusable("a tool call without a name", said)
     arguments = function.get("arguments", function.get("parameters", {}))
     parsed = _as_json(arguments)
@@ -197,10 +197,10 @@ def _tools(where: str, value: Any) -> list[dict[str, Any]] | None:
     found = _as_json(value)
     found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        said = f"{where} has tools {str(value)[:80]!r}, expected a list of JSON schemas; mend or remove the row."
+        said = f"{where} has tools {str(value)[:80]!r}, expected a list of JSON schemas; fix or remove the row."
         raise Unusable("tools that are no schemas", said)
     if not is_text(json.dumps(found, ensure_ascii=False)):
-        raise Unusable("tools that are no schemas", f"{where} has tools that UTF-8 cannot hold; mend the row.")
+        raise Unusable("tools that are no schemas", f"{where} has tools that UTF-8 cannot hold; fix the row.")
     return [
         tool if "function" in tool or "type" in tool else {"type": "function", "function": tool} for tool in found
     ] or None

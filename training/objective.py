@@ -19,7 +19,7 @@ class JointObjective(nn.Module):
 
     Up to `together` blocks of a sequence attend as one and share one copy of its keys and values; with more, ever more
     of what they look at is masked. Of more than `at_once` blocks a sequence (0: no limit) the activations are not kept
-    for the backward pass but made again, `at_once` blocks at a time, so that memory does not grow with their number.
+    for the backward pass but recomputed, `at_once` blocks at a time, so that memory does not grow with their number.
     The target is kept out of the module's parameters: it is frozen, and neither saved nor synchronised.
     """
 
@@ -43,12 +43,12 @@ class JointObjective(nn.Module):
         """The frozen model whose answers are learned."""
         return self._target[0]
 
-    def forward(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, target_hidden: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
         """Sums over this batch.
 
         Args:
             input_ids: `[batch, S]` (int64); blocks: drawn from them by `sample_blocks`.
-            taps: `[batch, S, taps * d]`; last: `[batch, S, d]`: the target's states of these rows.
+            target_hidden: `[batch, S, layers * d]`; last: `[batch, S, d]`: the target's states of these rows.
 
         Returns:
             Numerators and denominators, metric sums `blocks` and, each `[slots]`, `supervised` (labels there are) and
@@ -59,21 +59,21 @@ class JointObjective(nn.Module):
         """
         width = blocks.anchors.shape[1]
         if not 0 < self.at_once < width:
-            return self._sums(input_ids, taps, last, blocks)
+            return self._sums(input_ids, target_hidden, last, blocks)
         totals: dict[str, Tensor] = {}
         for start in range(0, width, self.at_once):
             part = blocks.part(start, start + self.at_once)
-            sums = checkpoint(self._sums, input_ids, taps, last, part, use_reentrant=False)
+            sums = checkpoint(self._sums, input_ids, target_hidden, last, part, use_reentrant=False)
             totals = {name: totals.get(name, 0) + value for name, value in sums.items()}
         return totals
 
-    def _sums(self, input_ids: Tensor, taps: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
+    def _sums(self, input_ids: Tensor, target_hidden: Tensor, last: Tensor, blocks: Blocks) -> dict[str, Tensor]:
         """As `forward`, for all of `blocks` at once."""
         (target,) = self._target
         config, lm_head = self.drafter.config, target.get_output_embeddings()
         weight, bias = lm_head.weight[: config.vocab_size], getattr(lm_head, "bias", None)
         context, states = block_states(
-            self.drafter, target.get_input_embeddings(), input_ids, taps, blocks.anchors, self.together
+            self.drafter, target.get_input_embeddings(), input_ids, target_hidden, blocks.anchors, self.together
         )
         rows = blocks.keep.flatten()  # blocks that only fill the width leave here
         labels = blocks.labels.flatten(0, 1)[rows]
@@ -89,7 +89,7 @@ class JointObjective(nn.Module):
         if self.objective.sample_slots:
             active = counted = supervised & (blocks.draws.flatten()[rows][:, None] <= share)
             weights = counted.float()
-        # A lattice needs the candidates of every slot; without one, only slots that enter the loss are worked out.
+        # A lattice needs the candidates of every slot; without one, only slots that enter the loss are computed.
         needed = torch.ones_like(counted) if on_lattice else counted
         flat = hidden[needed] if self.head_loss.trains_drafter else hidden[needed].detach()
         normaliser, best = topk_normaliser(flat, weight, bias, count, active[needed])

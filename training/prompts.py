@@ -129,7 +129,7 @@ def _conversation(name: str, row: dict[str, Any], column: str) -> Conversation:
     labels = {key: row.get(key) for key in ("source", "domain")}
     for key, label in labels.items():
         if not _can_be_kept(label):
-            said = f"{name}: row {log.id!r} has a {key} {label!r}, expected text; mend or remove the row."
+            said = f"{name}: row {log.id!r} has a {key} {label!r}, expected text; fix or remove the row."
             raise Unusable(f"a {key} that is no text", said)
     return Conversation(log.id, turns, labels, log.tools)
 

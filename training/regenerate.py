@@ -102,7 +102,7 @@ def regenerate(
         decoding={**asdict(decoding), "max_turns": source.max_turns, **engine},
     )
     chat = _at_the_same_time(chat, output, manifest, bool(kept.ids))
-    kept.mend()
+    kept.remove_torn_line()
     missing = [conversation for conversation in conversations if conversation.id not in kept.ids]
     answers: Any
     if endpoint:

@@ -59,11 +59,11 @@ def _row(where: str, line: bytes, first: bool) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise Unusable("not UTF-8 text", f"{where} is not UTF-8 text; save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
-        raise Unusable("not JSON", f"{where} is not valid JSON ({error.msg}); mend or remove it.") from None
+        raise Unusable("not JSON", f"{where} is not valid JSON ({error.msg}); fix or remove it.") from None
     except RecursionError:
-        raise Unusable("not JSON", f"{where} is nested too deeply; mend or remove it.") from None
+        raise Unusable("not JSON", f"{where} is nested too deeply; fix or remove it.") from None
     except ValueError:  # Python's limit on digits
-        raise Unusable("not JSON", f"{where} holds a number of too many digits; mend it.") from None
+        raise Unusable("not JSON", f"{where} holds a number of too many digits; fix it.") from None
     if not isinstance(row, dict):
         raise _no_object(where, row)
     return row

@@ -61,7 +61,7 @@ class TrainSettings:
         blocks_together: blocks of a sequence that attend as one. They share a copy of its keys and values, but every
             pair of them costs masked products: 1 is the least arithmetic, all anchors the least copying.
         blocks_at_once: of more blocks a sequence than this (0: no limit) the activations are not kept for the backward
-            pass but made again, so many blocks at a time.
+            pass but recomputed, so many blocks at a time.
         seed: of initialisation, order and anchors.
         save_minutes, save_every: how often the state is saved, in minutes and in steps (0: by minutes only).
         keep_states: how many of the latest states are kept; log_every: steps; trackers: of accelerate, by name.
@@ -128,7 +128,7 @@ class TrainSettings:
             if name in ("head_type", "block_size"):
                 raise ValueError(f"{name} stands in config; set it beside config, not inside.")
             if name not in known and not str(name).endswith("_token_id"):
-                raise ValueError(f"config sets {name!r}, which is no argument of LiLiCorrConfig; mend or remove it.")
+                raise ValueError(f"config sets {name!r}, which is no argument of LiLiCorrConfig; fix or remove it.")
         for name in ("max_length", "batch_size", "anchors", "log_every", "keep_states", "blocks_together"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more.")
@@ -166,7 +166,7 @@ class TrainSettings:
         try:
             recipe = yaml.safe_load(Path(path).read_text("utf-8"))
         except yaml.YAMLError as error:
-            raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split())}); mend it.") from None
+            raise ValueError(f"{path} is not valid YAML ({' '.join(str(error).split())}); fix it.") from None
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not UTF-8 text; give a YAML file of settings.") from None
         if not isinstance(recipe, dict):
@@ -211,7 +211,7 @@ def change(recipe: dict[str, Any], text: str) -> None:
         place[name] = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ValueError(
-            f"--set {text}: the value is not valid YAML ({' '.join(str(error).split())}); mend it."
+            f"--set {text}: the value is not valid YAML ({' '.join(str(error).split())}); fix it."
         ) from None
 
 

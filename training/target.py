@@ -1,4 +1,4 @@
-"""The frozen target's side of training: its tapped and last states, computed on the spot or kept on disk."""
+"""The frozen target's side of training: its hidden states, computed on the spot or kept on disk."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ def load_target(source: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTok
 
 @torch.no_grad()
 def target_pass(target: PreTrainedModel, input_ids: Tensor, layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The target over `input_ids [batch, S]`: taps `[batch, S, taps * d]` and last states, normed, `[batch, S, d]`."""
+    """Of `input_ids [batch, S]`: hidden states `[batch, S, layers * d]`, normed last ones `[batch, S, d]`."""
     states = target.base_model(input_ids=input_ids, output_hidden_states=True, use_cache=False).hidden_states
     return torch.cat([states[i + 1] for i in layer_ids], dim=-1), states[-1]
 
@@ -50,8 +50,8 @@ class TargetStates:
     """States of training sequences; with a folder each sequence is run once and read back (bf16) ever after.
 
     Args:
-        target: frozen; layer_ids: its layers to tap.
-        folder: where to keep states, about `2 * (taps + 1) * d` bytes a token, or `None` to run the target every time.
+        target: frozen; layer_ids: the layers whose outputs are wanted.
+        folder: where to keep states, `2 * (layers + 1) * d` bytes a token, or `None` to run the target every time.
 
     Raises:
         ValueError: if the folder holds the states of another target or of other layers.
@@ -69,12 +69,12 @@ class TargetStates:
             raise ValueError(f"{folder} keeps the states of another target or of other layers; choose another folder.")
 
     def __call__(self, examples: Sequence[Example], batch: Batch) -> tuple[Tensor, Tensor]:
-        """Taps `[batch, S, taps * d]` and last states `[batch, S, d]` of `batch`, collated from `examples`."""
+        """As `target_pass`, of `batch`, collated from `examples`."""
         if self.folder is None:
             return target_pass(self.target, batch.input_ids.to(self.target.device), self.layer_ids)
         rows = [self._kept(example.input_ids) for example in examples]
-        taps, last = (pad_sequence(list(states), batch_first=True) for states in zip(*rows, strict=True))
-        return taps, last
+        target_hidden, last = (pad_sequence(list(states), batch_first=True) for states in zip(*rows, strict=True))
+        return target_hidden, last
 
     def plan(self, sequences: Sequence[list[int]]) -> str:
         """One sentence on what keeping the states of `sequences` (token ids) takes on disk, for before it starts.
@@ -108,11 +108,13 @@ class TargetStates:
                 return states["taps"].to(device, dtype), states["last"].to(device, dtype)
             except (SafetensorError, KeyError):
                 pass  # torn: the target runs once more and the file is replaced
-        taps, last = (x[0] for x in target_pass(self.target, torch.tensor([ids], device=device), self.layer_ids))
+        target_hidden, last = (
+            x[0] for x in target_pass(self.target, torch.tensor([ids], device=device), self.layer_ids)
+        )
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file({"taps": taps.bfloat16().contiguous(), "last": last.bfloat16().contiguous()}, unfinished)
+        save_file({"taps": target_hidden.bfloat16().contiguous(), "last": last.bfloat16().contiguous()}, unfinished)
         os.replace(unfinished, path)
-        return taps.bfloat16().to(dtype), last.bfloat16().to(dtype)
+        return target_hidden.bfloat16().to(dtype), last.bfloat16().to(dtype)
 
     def _describe(self) -> dict[str, Any]:
         """The layers, and what tells the target from another: numbers of its LM head and a digest of all weights."""

@@ -132,7 +132,7 @@ def drafter_config(settings: TrainSettings, target_config: Any, mask_token_id: i
             **({"mask_token_id": mask_token_id} | given),
         )
     except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
+        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); fix it.") from error
 
 
 def head_config_for(head_type: str, target_config: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def build_drafter(settings: TrainSettings, target: PreTrainedModel, mask_token_i
     try:
         drafter = LiLiCorrModel(config)
     except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
+        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); fix it.") from error
     if settings.init:
         start_from_checkpoint(drafter, target, Path(settings.init))
     else:

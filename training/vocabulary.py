@@ -3,7 +3,7 @@
 With a frozen LM head `W` the gradient of a row's log-normaliser is the expectation of `W` under its own softmax. So one
 pass over a chunk of rows yields normaliser, candidates and that gradient; the chunk's logits are dropped at once, and
 memory does not grow with the number of blocks. Every other logit that a loss needs is a dot product with a few rows
-of `W`. A head that corrects every logit with a matrix of its own has no such shortcut: its chunks are worked out again
+of `W`. A head that corrects every logit with a matrix of its own has no such shortcut: its chunks are computed again
 for the backward pass.
 """
 

@@ -156,10 +156,10 @@ def test_only_the_tapped_states_are_kept(llama, llama_drafter, prompt):
     handle = llama.register_forward_hook(lambda module, args, output: kept.append(output.hidden_states))
     llama.generate(prompt(6), max_new_tokens=6, do_sample=False, assistant_model=llama_drafter)
     handle.remove()
-    taps = {layer + 1 for layer in llama_drafter.config.target_layer_ids}
+    wanted = {layer + 1 for layer in llama_drafter.config.target_layer_ids}
     assert kept
     for states in kept:
-        assert {index for index, state in enumerate(states) if state is not None} == taps
+        assert {index for index, state in enumerate(states) if state is not None} == wanted
 
 
 @STATIC

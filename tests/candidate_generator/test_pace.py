@@ -227,9 +227,9 @@ def test_rows_of_plain_steps_reach_the_next_draft(paced, teach, prompt):
     cache = target.generate(
         ids, max_new_tokens=60, do_sample=False, assistant_model=drafter, return_dict_in_generate=True
     ).past_key_values
-    riding = cache._lilicorr_context
-    known = riding.cache.length + sum(states.shape[1] for states, _ in riding._waiting)
-    assert known == riding.rows == cache.get_seq_length() - 1  # all but the last pass's row
+    attached = cache._lilicorr_context
+    known = attached.cache.length + sum(states.shape[1] for states, _ in attached._waiting)
+    assert known == attached.rows == cache.get_seq_length() - 1  # all but the last pass's row
     before = drafter.last_generation.plain_steps
     assert before > 10
     teach(drafter, plain[0])

@@ -23,8 +23,8 @@ def pair(tiny_folders):
 
 
 def along(pair, drafter, text, slots=None):
-    taps = target_pass(pair.target, torch.tensor([text.token_ids]), drafter.config.target_layer_ids)[0]
-    return drafts_along(pair.target, drafter, text, taps, slots)
+    target_hidden = target_pass(pair.target, torch.tensor([text.token_ids]), drafter.config.target_layer_ids)[0]
+    return drafts_along(pair.target, drafter, text, target_hidden, slots)
 
 
 def traces_of(pair, drafter, text, slots=None):
@@ -60,10 +60,10 @@ def test_replay_drafts_what_a_real_draft_does_behind_every_token(pair, monkeypat
     traces_of(pair, drafter, text, slots)
     (whole,) = drafted
     ids = torch.tensor([text.token_ids])
-    taps = target_pass(target, ids, drafter.config.target_layer_ids)[0]
+    target_hidden = target_pass(target, ids, drafter.config.target_layer_ids)[0]
     for row, p in enumerate(range(text.start, text.end - 1)):
         alone = drafter.draft(
-            ids[0, p : p + 1], taps[:, :p], torch.arange(p)[None], drafter.new_cache(),
+            ids[0, p : p + 1], target_hidden[:, :p], torch.arange(p)[None], drafter.new_cache(),
             target.get_input_embeddings(), target.get_output_embeddings(), num_slots=slots,
         )  # fmt: skip
         assert whole.tokens[row].tolist() == alone.tokens[0].tolist()

@@ -27,8 +27,8 @@ def known(prompt, said, ended):
 
 
 def drafts_of(pair, drafter, text):
-    taps = target_pass(pair.target, torch.tensor([text.token_ids]), drafter.config.target_layer_ids)[0]
-    return Drafts(drafter, drafts_along(pair.target, drafter, text, taps))
+    target_hidden = target_pass(pair.target, torch.tensor([text.token_ids]), drafter.config.target_layer_ids)[0]
+    return Drafts(drafter, drafts_along(pair.target, drafter, text, target_hidden))
 
 
 def teach(monkeypatch, drafter, follows):

@@ -1,4 +1,4 @@
-"""Which implementation the two doors choose, and what they say where none can serve."""
+"""Which implementation the two dispatchers choose, and what they say where none can serve."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ LOGITS = tied_logits(2, 100, torch.float32, 3, seed=0).to(DEVICE)
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Names of the implementations that the doors call."""
+    """Names of the implementations that the dispatchers call."""
     seen = []
 
     def spy(module, name, label):
@@ -101,9 +101,12 @@ def test_triton_serves_both_doors_interpreted_or_on_a_gpu(calls, monkeypatch) ->
 
 def test_an_unknown_value_is_one_sentence(monkeypatch) -> None:
     monkeypatch.setenv("LILICORR_KERNELS", "cuda")
-    for door in (lambda: topk_logsumexp.topk_logsumexp(LOGITS, 4), lambda: score_and_walk.walk(*lattice(), SCALE)):
+    for dispatcher in (
+        lambda: topk_logsumexp.topk_logsumexp(LOGITS, 4),
+        lambda: score_and_walk.walk(*lattice(), SCALE),
+    ):
         with pytest.raises(ValueError, match=r"^LILICORR_KERNELS is 'cuda'; set it to auto, reference or triton"):
-            door()
+            dispatcher()
 
 
 def test_triton_refuses_what_it_cannot_honour(monkeypatch) -> None:

@@ -21,7 +21,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0):
 
 
 def assert_near(got, want, dtype: torch.dtype) -> None:
-    """`got` in `dtype`, `want` worked out in fp32 from the same numbers."""
+    """`got` in `dtype`, `want` computed in fp32 from the same numbers."""
     assert got.dtype == dtype and got.shape == want.shape
     torch.testing.assert_close(got.float(), want, rtol=DTYPES[dtype], atol=DTYPES[dtype], equal_nan=True)
 

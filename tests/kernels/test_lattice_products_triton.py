@@ -26,7 +26,7 @@ def layer(columns: int, width: int, dtype: torch.dtype, seed: int = 5):
 
 
 def assert_near(got, want, dtype: torch.dtype) -> None:
-    """`got` in `dtype`, `want` worked out in fp32 from the same numbers."""
+    """`got` in `dtype`, `want` computed in fp32 from the same numbers."""
     assert got.dtype == dtype and got.shape == want.shape
     torch.testing.assert_close(got.float(), want, rtol=DTYPES[dtype], atol=DTYPES[dtype], equal_nan=True)
 

@@ -30,7 +30,7 @@ class Tape(TorchDispatchMode):
 
 
 class TapeGraph:
-    """Replays operations, not Python: numbers that Python worked out are baked in, memory never moves."""
+    """Replays operations, not Python: numbers that Python computed are baked in, memory never moves."""
 
     def __init__(self, device):
         self._steps = []

@@ -50,7 +50,7 @@ def make_model(attention: str = "sdpa", head_type: str = "none", **overrides) ->
 
 
 def sequence(batch: int, length: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Token ids `[batch, length]` and tapped states `[batch, length, taps * d]`."""
+    """Token ids `[batch, length]` and tapped states `[batch, length, layers * d]`."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, VOCAB, (batch, length), generator=generator)
     return ids, torch.randn(batch, length, TAPS * DIM, generator=generator)
@@ -64,7 +64,7 @@ def embed(ids: Tensor) -> Tensor:
     return TABLE[ids]
 
 
-def training_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchors: Tensor) -> Tensor:
+def training_pass(model: LiLiCorrModel, ids: Tensor, target_hidden: Tensor, anchors: Tensor) -> Tensor:
     """All blocks of `anchors [batch, n]` in one pass, as rows; a block sees context rows before its anchor only."""
     batch, length = ids.shape
     flat = anchors.reshape(-1)
@@ -74,14 +74,14 @@ def training_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchors: Tens
     mask = torch.cat([visible, visible.new_ones(rows, BLOCK)], dim=1)[:, None, None]
     return model.decode_block(
         embed(model.block_ids(anchor_ids)).to(model.dtype),
-        model.project_context(taps.to(model.dtype)),
+        model.project_context(target_hidden.to(model.dtype)),
         flat[:, None] + torch.arange(BLOCK),
         torch.arange(length)[None].expand(batch, -1),
         attention_mask=mask,
     )
 
 
-def serving_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int, chunks: list[int]) -> Tensor:
+def serving_pass(model: LiLiCorrModel, ids: Tensor, target_hidden: Tensor, anchor: int, chunks: list[int]) -> Tensor:
     """One block at `anchor` after the cache took in rows `0 … anchor - 1` of a single sequence, chunk by chunk."""
     assert sum(chunks) == anchor
     cache, start = model.new_cache(), 0
@@ -90,7 +90,7 @@ def serving_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int, c
         end = start + size
         states = model(
             embed(model.block_ids(ids[:, end])).to(model.dtype),
-            taps[:, start:end].to(model.dtype),
+            target_hidden[:, start:end].to(model.dtype),
             end + torch.arange(BLOCK)[None],
             positions,
             cache=cache,
@@ -100,7 +100,7 @@ def serving_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int, c
     return states
 
 
-def plain_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int) -> Tensor:
+def plain_pass(model: LiLiCorrModel, ids: Tensor, target_hidden: Tensor, anchor: int) -> Tensor:
     """The backbone written out: one block, one head and one query row at a time."""
     config, w = model.config, dict(model.named_parameters())
     head, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
@@ -133,7 +133,7 @@ def plain_pass(model: LiLiCorrModel, ids: Tensor, taps: Tensor, anchor: int) -> 
             rows.append(row)
         return torch.stack(rows)
 
-    context = norm("hidden_norm", linear("fc", taps[0, :anchor]))
+    context = norm("hidden_norm", linear("fc", target_hidden[0, :anchor]))
     block_ids = torch.full((BLOCK,), config.mask_token_id)
     block_ids[0] = ids[0, anchor]
     x = TABLE[block_ids]
@@ -196,12 +196,12 @@ def test_fresh_convolutions_change_nothing_and_trained_ones_do() -> None:
     assert len(added.unexpected_keys) == 2 * 2 * 2 and not added.missing_keys
     shapes = {tuple(convolved.state_dict()[name].shape) for name in added.unexpected_keys}
     assert shapes == {(2, 2, DIM), (2 * 2 * DIM // 16, DIM)}
-    ids, taps = sequence(1, 9)
+    ids, target_hidden = sequence(1, 9)
     with torch.no_grad():
-        want = serving_pass(plain, ids, taps, 8, [8])
-        assert torch.equal(serving_pass(convolved, ids, taps, 8, [8]), want)
+        want = serving_pass(plain, ids, target_hidden, 8, [8])
+        assert torch.equal(serving_pass(convolved, ids, target_hidden, 8, [8]), want)
         convolved.layers[0].mlp_conv.kernel_projection.weight.normal_()
-        assert not torch.allclose(serving_pass(convolved, ids, taps, 8, [8]), want, atol=1e-3)
+        assert not torch.allclose(serving_pass(convolved, ids, target_hidden, 8, [8]), want, atol=1e-3)
 
 
 def test_the_head_adds_tensors_under_its_prefix_only_and_no_embedding_or_lm_head() -> None:
@@ -216,13 +216,13 @@ def test_the_head_adds_tensors_under_its_prefix_only_and_no_embedding_or_lm_head
 @pytest.mark.parametrize("kind", KINDS)
 def test_row_48_blocks_under_the_training_mask_equal_the_cached_inference_pass(kind: str, attention: str) -> None:
     model = make_model(attention, **KINDS[kind])
-    ids, taps = sequence(batch=2, length=24)
+    ids, target_hidden = sequence(batch=2, length=24)
     anchors = torch.tensor([[1, 4, 9, 16], [3, 6, 7, 18]])
     with torch.no_grad():
-        trained = training_pass(model, ids, taps, anchors).view(2, 4, BLOCK, DIM)
+        trained = training_pass(model, ids, target_hidden, anchors).view(2, 4, BLOCK, DIM)
         for b in range(2):
             for n, anchor in enumerate(anchors[b].tolist()):
-                one = ids[b : b + 1], taps[b : b + 1]
+                one = ids[b : b + 1], target_hidden[b : b + 1]
                 for chunks in {(anchor,), (1, anchor - 1), (anchor - 2, 1, 1), (anchor // 3, anchor - anchor // 3)}:
                     if min(chunks) > 0:
                         served = serving_pass(model, *one, anchor, list(chunks))
@@ -233,12 +233,12 @@ def test_row_48_blocks_under_the_training_mask_equal_the_cached_inference_pass(k
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_passes_equal_a_plain_implementation(kind: str, attention: str) -> None:
     model = make_model(attention, **KINDS[kind])
-    ids, taps = sequence(batch=1, length=14, seed=3)
+    ids, target_hidden = sequence(batch=1, length=14, seed=3)
     with torch.no_grad():
         for anchor in (1, 5, 13):
-            want = plain_pass(model, ids, taps, anchor)
-            served = serving_pass(model, ids, taps, anchor, [1] * anchor)
-            trained = training_pass(model, ids, taps, torch.tensor([[anchor]]))
+            want = plain_pass(model, ids, target_hidden, anchor)
+            served = serving_pass(model, ids, target_hidden, anchor, [1] * anchor)
+            trained = training_pass(model, ids, target_hidden, torch.tensor([[anchor]]))
             torch.testing.assert_close(served[0], want, rtol=0, atol=2e-5)
             torch.testing.assert_close(trained[0], want, rtol=0, atol=2e-5)
 
@@ -246,19 +246,19 @@ def test_both_passes_equal_a_plain_implementation(kind: str, attention: str) -> 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_block_without_any_context_is_finite_and_sees_itself_only(attention: str) -> None:
     model = make_model(attention)
-    ids, taps = sequence(batch=1, length=6)
+    ids, target_hidden = sequence(batch=1, length=6)
     with torch.no_grad():
-        got = training_pass(model, ids, taps, torch.tensor([[0]]))[0]
-        torch.testing.assert_close(got, plain_pass(model, ids, taps, 0), rtol=0, atol=2e-5)
+        got = training_pass(model, ids, target_hidden, torch.tensor([[0]]))[0]
+        torch.testing.assert_close(got, plain_pass(model, ids, target_hidden, 0), rtol=0, atol=2e-5)
 
 
 def test_row_47_rows_at_and_after_the_anchor_never_reach_a_training_block() -> None:
     model = make_model()
-    ids, taps = sequence(batch=1, length=12)
-    taps.requires_grad_()
-    states = training_pass(model, ids, taps, torch.tensor([[2, 7]]))
+    ids, target_hidden = sequence(batch=1, length=12)
+    target_hidden.requires_grad_()
+    states = training_pass(model, ids, target_hidden, torch.tensor([[2, 7]]))
     for n, anchor in enumerate((2, 7)):
-        (grad,) = torch.autograd.grad(states[n].square().sum(), taps, retain_graph=True)
+        (grad,) = torch.autograd.grad(states[n].square().sum(), target_hidden, retain_graph=True)
         reach = grad[0].abs().sum(-1)
         assert (reach[:anchor] > 0).all() and not reach[anchor:].any()
 
@@ -275,17 +275,21 @@ def test_every_slot_sees_the_whole_block() -> None:
 
 def test_the_cache_grows_past_its_first_buffer_without_changing_a_row() -> None:
     model = make_model()
-    ids, taps = sequence(batch=1, length=301)
+    ids, target_hidden = sequence(batch=1, length=301)
     cache, sizes = model.new_cache(), []
     with torch.no_grad():
         for start in range(0, 300, 3):
             positions = torch.arange(start, start + 3)[None]
             noise = embed(model.block_ids(ids[:, start + 3]))
             states = model(
-                noise, taps[:, start : start + 3], start + 3 + torch.arange(BLOCK)[None], positions, cache=cache
+                noise,
+                target_hidden[:, start : start + 3],
+                start + 3 + torch.arange(BLOCK)[None],
+                positions,
+                cache=cache,
             )
             sizes.append(cache._keys[0].shape[2])
-        want = training_pass(model, ids, taps, torch.tensor([[300]]))
+        want = training_pass(model, ids, target_hidden, torch.tensor([[300]]))
     torch.testing.assert_close(states, want, rtol=0, atol=2e-5)
     assert cache.length == 300 and len(set(sizes)) > 2, "the buffer must have grown more than once"
     assert len(set(sizes)) < 8, "and not at every block"
@@ -293,16 +297,16 @@ def test_the_cache_grows_past_its_first_buffer_without_changing_a_row() -> None:
 
 def test_the_rows_of_a_block_leave_no_trace_in_the_cache() -> None:
     model = make_model()
-    ids, taps = sequence(batch=1, length=30)
+    ids, target_hidden = sequence(batch=1, length=30)
     with torch.no_grad():
-        want = serving_pass(model, ids, taps, 20, [10, 10])
+        want = serving_pass(model, ids, target_hidden, 20, [10, 10])
         poisoned = ids.clone()
         poisoned[:, 10] = (ids[:, 10] + 1) % VOCAB  # only the anchor of the first block differs
-        assert torch.equal(serving_pass(model, poisoned, taps, 20, [10, 10]), want)
+        assert torch.equal(serving_pass(model, poisoned, target_hidden, 20, [10, 10]), want)
 
 
 def run_drafts(model: LiLiCorrModel, chunks: list[int], seed: int = 1, **options):
-    ids, taps = sequence(batch=1, length=sum(chunks) + 1, seed=seed)
+    ids, target_hidden = sequence(batch=1, length=sum(chunks) + 1, seed=seed)
     cache, start, drafts = model.new_cache(), 0, []
     with torch.no_grad():
         for size in chunks:
@@ -310,7 +314,7 @@ def run_drafts(model: LiLiCorrModel, chunks: list[int], seed: int = 1, **options
             drafts.append(
                 model.draft(
                     ids[:, end],
-                    taps[:, start:end].to(model.dtype),
+                    target_hidden[:, start:end].to(model.dtype),
                     torch.arange(start, end)[None],
                     cache,
                     lambda i: embed(i).to(model.dtype),
@@ -365,10 +369,10 @@ def test_the_lattice_is_only_returned_on_request() -> None:
 
 def test_a_draft_reads_the_lm_head_on_the_states_of_the_training_pass() -> None:
     model = make_model()
-    ids, taps = sequence(batch=1, length=12)
+    ids, target_hidden = sequence(batch=1, length=12)
     draft = run_drafts(model, [5, 6], return_lattice=True)[-1]
     with torch.no_grad():
-        hidden = training_pass(model, ids, taps, torch.tensor([[11]]))[:, 1:]
+        hidden = training_pass(model, ids, target_hidden, torch.tensor([[11]]))[:, 1:]
     want = F.linear(hidden, LM_WEIGHT).log_softmax(-1)
     assert torch.equal(draft.tokens, want.argmax(-1))
     torch.testing.assert_close(draft.lattice.log_probs, want.gather(-1, draft.lattice.candidates), rtol=0, atol=1e-4)
@@ -376,12 +380,12 @@ def test_a_draft_reads_the_lm_head_on_the_states_of_the_training_pass() -> None:
 
 def test_a_bf16_backbone_stays_close_to_fp32() -> None:
     model = make_model()
-    ids, taps = sequence(batch=1, length=12)
+    ids, target_hidden = sequence(batch=1, length=12)
     with torch.no_grad():
-        want = serving_pass(model, ids, taps, 11, [5, 6])
+        want = serving_pass(model, ids, target_hidden, 11, [5, 6])
         model.to(torch.bfloat16)
-        served = serving_pass(model, ids, taps, 11, [5, 6])
-        trained = training_pass(model, ids, taps, torch.tensor([[11]]))
+        served = serving_pass(model, ids, target_hidden, 11, [5, 6])
+        trained = training_pass(model, ids, target_hidden, torch.tensor([[11]]))
     assert served.dtype == trained.dtype == torch.bfloat16
     torch.testing.assert_close(served.float(), want, rtol=0.05, atol=0.15)
     torch.testing.assert_close(served.float(), trained.float(), rtol=0.05, atol=0.15)
@@ -397,14 +401,14 @@ def test_row_50_block_ids_are_the_anchor_and_mask_tokens() -> None:
 @pytest.mark.parametrize("head_type", ["none", "lilicorr"])
 def test_lm_head_rows_beyond_the_vocabulary_neither_win_nor_enter_the_normaliser(head_type: str) -> None:
     model = make_model(head_type=head_type)
-    ids, taps = sequence(batch=1, length=7)
+    ids, target_hidden = sequence(batch=1, length=7)
     drafts = []
     for padding in (0, 14):
         rows = torch.cat([LM_WEIGHT, 100 * torch.ones(padding, DIM)])
         sign = torch.cat([torch.ones(VOCAB), torch.full((padding,), 1e4)])
         with torch.no_grad():
             head = lambda h, rows=rows, sign=sign: F.linear(h, rows).abs() * sign  # noqa: E731
-            arguments = (ids[:, 6], taps[:, :6], torch.arange(6)[None], model.new_cache(), embed, head)
+            arguments = (ids[:, 6], target_hidden[:, :6], torch.arange(6)[None], model.new_cache(), embed, head)
             drafts.append(model.draft(*arguments, return_lattice=True))
     assert torch.equal(drafts[0].tokens, drafts[1].tokens)
     assert torch.equal(drafts[0].lattice.candidates, drafts[1].lattice.candidates)

@@ -53,15 +53,17 @@ def tiny(**overrides) -> LiLiCorrConfig:
 
 
 @pytest.mark.parametrize(
-    "num_layers,taps,ids",
+    "num_layers,count,ids",
     [(36, 5, [1, 9, 17, 25, 33]), (40, 5, [1, 10, 19, 28, 37]), (36, 1, [18]), (30, 1, [15]), (5, 2, [1, 2])],
 )
-def test_taps_are_spread_evenly_and_one_tap_reads_the_middle(num_layers: int, taps: int, ids: list[int]) -> None:
-    assert default_target_layer_ids(num_layers, taps) == ids
+def test_target_layers_are_spread_evenly_and_a_single_one_is_the_middle(
+    num_layers: int, count: int, ids: list[int]
+) -> None:
+    assert default_target_layer_ids(num_layers, count) == ids
 
 
 @pytest.mark.parametrize("num_layers", range(3, 81))
-def test_default_taps_are_valid_for_targets_of_any_depth(num_layers: int) -> None:
+def test_default_target_layers_are_valid_for_targets_of_any_depth(num_layers: int) -> None:
     config = LiLiCorrConfig.for_target(llama(num_hidden_layers=num_layers))
     assert 1 <= len(config.target_layer_ids) <= 5
     assert config.num_target_layers == num_layers
@@ -220,9 +222,9 @@ BAD = {
     "unknown-head": ({"head_type": "oracle"}, "head_type is 'oracle', expected one of none, lilicorr"),
     "mask-too-high": ({"mask_token_id": 100}, "mask_token_id 100 is not a row of the target's embedding"),
     "mask-negative": ({"mask_token_id": -1}, "mask_token_id -1 is not a row"),
-    "taps-descending": ({"target_layer_ids": [3, 1]}, r"must be ascending and distinct, got \[3, 1\]"),
-    "taps-repeated": ({"target_layer_ids": [1, 1]}, "must be ascending and distinct"),
-    "taps-empty": ({"target_layer_ids": []}, "must be ascending and distinct"),
+    "layers-descending": ({"target_layer_ids": [3, 1]}, r"must be ascending and distinct, got \[3, 1\]"),
+    "layers-repeated": ({"target_layer_ids": [1, 1]}, "must be ascending and distinct"),
+    "layers-empty": ({"target_layer_ids": []}, "must be ascending and distinct"),
     "tap-on-last-layer": ({"target_layer_ids": [1, 7]}, r"must lie in 0 … 6: .* only visible after the final norm"),
     "tap-negative": ({"target_layer_ids": [-1, 3]}, "must lie in 0 … 6"),
     "kv-heads": ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),

@@ -1,4 +1,4 @@
-"""Where drafts cannot be captured they are worked out as usual, and the reason is told once."""
+"""Where drafts cannot be captured they are computed as usual, and the reason is told once."""
 
 import pytest
 import torch

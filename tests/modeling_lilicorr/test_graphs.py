@@ -1,4 +1,4 @@
-"""Captured drafts are the drafts that are worked out step by step. Without a GPU a tape of operations stands for it."""
+"""Captured drafts are the drafts that are computed step by step. Without a GPU a tape of operations stands for it."""
 
 import copy
 import gc

@@ -61,7 +61,7 @@ def overfit(drafter: LiLiCorrModel, target: PreTrainedModel, ids: Tensor, steps:
     """Plain cross-entropy on every block of `ids [1, L]` whose slots all exist, under the training mask."""
     with torch.no_grad():
         states = target(ids, output_hidden_states=True).hidden_states
-    taps = torch.cat([states[layer + 1] for layer in drafter.config.target_layer_ids], dim=-1)
+    target_hidden = torch.cat([states[layer + 1] for layer in drafter.config.target_layer_ids], dim=-1)
     embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
     anchors = torch.arange(PROMPT, LENGTH - BLOCK + 1)
     labels = ids[0][anchors[:, None] + torch.arange(1, BLOCK)]
@@ -72,7 +72,7 @@ def overfit(drafter: LiLiCorrModel, target: PreTrainedModel, ids: Tensor, steps:
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=4e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
-        context = drafter.project_context(taps)
+        context = drafter.project_context(target_hidden)
         hidden = drafter.decode_block(noise, context, positions, torch.arange(LENGTH)[None], attention_mask=mask)[:, 1:]
         log_probs = F.linear(hidden, lm_head.weight.detach()).log_softmax(-1)
         loss = F.nll_loss(log_probs.flatten(0, 1), labels.flatten())

@@ -48,42 +48,42 @@ def states_of(length: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def hidden(model: LiLiCorrModel, taps: torch.Tensor, chunks: list[int]) -> torch.Tensor:
-    """Hidden states of the block behind `taps`, whose rows a cache took in chunk by chunk."""
+def hidden(model: LiLiCorrModel, target_hidden: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+    """Hidden states of the block behind `target_hidden`, whose rows a cache took in chunk by chunk."""
     cache, start = model.new_cache(), 0
     for size in chunks:
         positions = torch.arange(start, start + size)[None]
         start += size
         noise = TABLE[model.block_ids(torch.tensor([3]))].to(model.dtype)
         block = start + torch.arange(BLOCK)[None]
-        states = model(noise, taps[:, start - size : start].to(model.dtype), block, positions, cache=cache)
+        states = model(noise, target_hidden[:, start - size : start].to(model.dtype), block, positions, cache=cache)
     return states
 
 
 @torch.no_grad()
-def fresh(model: LiLiCorrModel, taps: torch.Tensor) -> torch.Tensor:
+def fresh(model: LiLiCorrModel, target_hidden: torch.Tensor) -> torch.Tensor:
     """The same without a cache."""
-    length = taps.shape[1]
+    length = target_hidden.shape[1]
     noise = TABLE[model.block_ids(torch.tensor([3]))].to(model.dtype)
     positions = torch.arange(length)[None]
-    return model(noise, taps.to(model.dtype), length + torch.arange(BLOCK)[None], positions)
+    return model(noise, target_hidden.to(model.dtype), length + torch.arange(BLOCK)[None], positions)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("kind", ROPES)
 @pytest.mark.parametrize("length", [12, 40, 90], ids=["short", "beyond the original", "beyond the maximum"])
 def test_a_kept_context_means_what_a_fresh_one_does(kind: str, share: float, length: int) -> None:
-    model, taps = make(kind, share), states_of(length)
-    kept = hidden(model, taps, [3, *[4] * ((length - 4) // 4), (length - 4) % 4 + 1])
-    torch.testing.assert_close(kept, fresh(model, taps), rtol=0, atol=1e-5)
+    model, target_hidden = make(kind, share), states_of(length)
+    kept = hidden(model, target_hidden, [3, *[4] * ((length - 4) // 4), (length - 4) % 4 + 1])
+    torch.testing.assert_close(kept, fresh(model, target_hidden), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_a_long_text_leaves_no_trace_in_the_next(kind: str) -> None:
-    model, taps = make(kind), states_of(80)
-    before = fresh(model, taps)
+    model, target_hidden = make(kind), states_of(80)
+    before = fresh(model, target_hidden)
     fresh(model, states_of(300))
-    assert torch.equal(fresh(model, taps), before)
+    assert torch.equal(fresh(model, target_hidden), before)
 
 
 @pytest.mark.parametrize("kind", ["yarn", "longrope"])
@@ -131,8 +131,8 @@ def test_targets_that_rotate_part_of_a_head_get_a_drafter_that_drafts(family: st
     target = TARGETS[family](rope(kind, 0.5))
     assert target.rope_parameters["partial_rotary_factor"] == 0.5
     config = LiLiCorrConfig.for_target(target, head_type="none", num_hidden_layers=2, block_size=BLOCK)
-    model, taps = LiLiCorrModel(config).eval(), states_of(30)[..., : len(config.target_layer_ids) * DIM]
-    torch.testing.assert_close(hidden(model, taps, [20, 10]), fresh(model, taps), rtol=0, atol=1e-5)
+    model, target_hidden = LiLiCorrModel(config).eval(), states_of(30)[..., : len(config.target_layer_ids) * DIM]
+    torch.testing.assert_close(hidden(model, target_hidden, [20, 10]), fresh(model, target_hidden), rtol=0, atol=1e-5)
 
 
 def test_a_drafter_with_whole_heads_is_exported_and_one_with_partial_heads_is_not(tmp_path) -> None:

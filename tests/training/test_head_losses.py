@@ -70,12 +70,12 @@ def run(joint, input_ids, blocks):
 def hand_made(target, drafter, input_ids, blocks):
     """The loss of a batch with the default weights, slot after slot from the equations."""
     outputs = target(input_ids, output_hidden_states=True)
-    taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    target_hidden = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
     embed, lm_head, head = target.get_input_embeddings(), target.get_output_embeddings(), drafter.head
     add = dict.fromkeys(("base", "final", "weight", "own", "own_weight"), 0.0)
     for row, n in blocks.keep.nonzero().tolist():
         p = int(blocks.anchors[row, n])
-        context = drafter.project_context(taps[row : row + 1, :p])
+        context = drafter.project_context(target_hidden[row : row + 1, :p])
         noise = embed(drafter.block_ids(input_ids[row, p : p + 1]))
         positions = torch.arange(p, p + BLOCK)[None]
         states = drafter.decode_block(noise, context, positions, torch.arange(p)[None])
@@ -224,20 +224,20 @@ def test_a_loss_and_its_gradients_equal_the_equations_block_by_block(target, bat
 def test_the_walk_metric_is_the_draft_on_the_same_block(target, batch, arm):
     input_ids, blocks = batch
     drafter = build(target, arm, spread=0.02).eval()
-    taps, last = target_pass(target, input_ids, drafter.config.target_layer_ids)
+    target_hidden, last = target_pass(target, input_ids, drafter.config.target_layer_ids)
     joint = JointObjective(drafter, target, Objective(beta=BETA))
     drafts = {}
     for row, n in blocks.keep.nonzero().tolist():
         p = int(blocks.anchors[row, n])
         drafts[row, n] = drafter.draft(
-            input_ids[row, p : p + 1], taps[row : row + 1, :p], torch.arange(p)[None], drafter.new_cache(),
+            input_ids[row, p : p + 1], target_hidden[row : row + 1, :p], torch.arange(p)[None], drafter.new_cache(),
             target.get_input_embeddings(), target.get_output_embeddings(),
         ).tokens[0]  # fmt: skip
         # Labels that agree with the draft up to a slot of its own, which is the only way to get long runs here.
         run_length = (row + n) % BLOCK
         input_ids[row, p + 1 : p + 1 + run_length] = drafts[row, n][: len(input_ids[row, p + 1 : p + 1 + run_length])]
         one = sample_blocks(input_ids[row : row + 1], one_anchor(p), BLOCK, 1, torch.Generator())
-        sums = joint(input_ids[row : row + 1], taps[row : row + 1], last[row : row + 1], one)
+        sums = joint(input_ids[row : row + 1], target_hidden[row : row + 1], last[row : row + 1], one)
         hits = (drafts[row, n] == one.labels[0, 0]) & one.supervised[0, 0]
         assert sums["walk_accepted"].tolist() == hits.long().cumprod(0).tolist()
 

@@ -32,7 +32,7 @@ def test_is_read_as_it_was_written_and_lies_beside_the_answers(tmp_path):
 )
 def test_a_broken_manifest_is_one_sentence(tmp_path, content):
     manifest_path(tmp_path / "a.jsonl").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a\.jsonl\.manifest\.json .*mend or remove it"):
+    with pytest.raises(ValueError, match=r"a\.jsonl\.manifest\.json .*fix or remove it"):
         Manifest.beside(tmp_path / "a.jsonl")
 
 

@@ -38,7 +38,7 @@ def run(joint, input_ids, blocks):
 def naive_sums(target, drafter, input_ids, blocks, objective):
     """The same sums block by block with dense logits, straight from the paper's equations."""
     outputs = target(input_ids, output_hidden_states=True)
-    taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    target_hidden = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
     embed, head = target.get_input_embeddings(), target.get_output_embeddings()
     sums = dict.fromkeys(("dflash", "weight", "cross_entropy", "distractor", "margin", "covered"), 0.0)
     for row in range(2):
@@ -46,7 +46,7 @@ def naive_sums(target, drafter, input_ids, blocks, objective):
             if not blocks.keep[row, n]:
                 continue
             p = int(blocks.anchors[row, n])
-            context = drafter.project_context(taps[row : row + 1, :p])
+            context = drafter.project_context(target_hidden[row : row + 1, :p])
             noise = embed(drafter.block_ids(input_ids[row, p : p + 1]))
             positions = torch.arange(p, p + BLOCK)[None]
             hidden = drafter.decode_block(noise, context, positions, torch.arange(p)[None])[0, 1:]
@@ -124,14 +124,15 @@ def test_row_46_and_64_the_walk_metric_is_the_decode_loop_on_the_same_block(setu
     drafter.eval()
     sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
     outputs = target(input_ids, output_hidden_states=True)
-    taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    target_hidden = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
     total = 0
     for row in range(2):
         for n in range(blocks.anchors.shape[1]):
             if blocks.keep[row, n]:
                 p = int(blocks.anchors[row, n])
                 draft = drafter.draft(
-                    input_ids[row, p : p + 1], taps[row : row + 1, :p], torch.arange(p)[None], drafter.new_cache(),
+                    input_ids[row, p : p + 1], target_hidden[row : row + 1, :p],
+                    torch.arange(p)[None], drafter.new_cache(),
                     target.get_input_embeddings(), target.get_output_embeddings(),
                 )  # fmt: skip
                 hits = (draft.tokens[0] == blocks.labels[row, n]) & blocks.supervised[row, n]
@@ -154,8 +155,10 @@ def test_d_pace_weighs_slots_by_what_the_drafter_promises(setup):
     target, drafter, input_ids, blocks = setup
     paced = Objective(slot_weighting="d-pace", alpha=0.4, gamma=0.0)
     sums = run(JointObjective(drafter, target, paced), input_ids, blocks)
-    taps, _ = target_pass(target, input_ids, drafter.config.target_layer_ids)
-    _, states = block_states(drafter, target.get_input_embeddings(), input_ids, taps, blocks.anchors, together=3)
+    target_hidden, _ = target_pass(target, input_ids, drafter.config.target_layer_ids)
+    _, states = block_states(
+        drafter, target.get_input_embeddings(), input_ids, target_hidden, blocks.anchors, together=3
+    )
     log_probs = target.get_output_embeddings()(states[:, :, 1:]).log_softmax(-1).view(*blocks.labels.shape, -1)
     loss, weight = torch.zeros(()), 0.0
     for row, n in blocks.keep.nonzero().tolist():
@@ -202,12 +205,12 @@ def test_sampled_slots_give_the_same_loss_in_expectation_and_the_same_reranker_t
     assert mean["weight"] == pytest.approx(float(full["weight"]), rel=0.01)
 
 
-@pytest.mark.parametrize("taps", [0, 2])
+@pytest.mark.parametrize("kernel_size", [0, 2])
 @pytest.mark.parametrize("together", [1, 4, 5])
-def test_blocks_that_attend_as_one_have_the_states_of_blocks_alone(setup, together, taps):
+def test_blocks_that_attend_as_one_have_the_states_of_blocks_alone(setup, together, kernel_size):
     target, drafter, input_ids, blocks = setup
-    if taps:
-        config = LiLiCorrConfig(**drafter.config.to_dict() | {"conv_kernel_size": taps, "conv_group_size": 8})
+    if kernel_size:
+        config = LiLiCorrConfig(**drafter.config.to_dict() | {"conv_kernel_size": kernel_size, "conv_group_size": 8})
         drafter = LiLiCorrModel(config).train()
         for layer in drafter.layers:
             layer.attention_conv.base_kernel.data.normal_()
@@ -262,12 +265,12 @@ def test_row_49_the_lm_head_is_the_one_of_the_loaded_target(target_folder, tmp_p
     blocks = sample_blocks(input_ids, input_ids > 0, BLOCK, 6, torch.Generator().manual_seed(0))
     sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
     outputs = target(input_ids, output_hidden_states=True)
-    taps = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
+    target_hidden = torch.cat([outputs.hidden_states[i + 1] for i in drafter.config.target_layer_ids], dim=-1)
     expected = torch.zeros(())
     for n, p in enumerate(blocks.anchors[0].tolist()):
         states = drafter.decode_block(
             target.get_input_embeddings()(drafter.block_ids(input_ids[0, p : p + 1])),
-            drafter.project_context(taps[:, :p]),
+            drafter.project_context(target_hidden[:, :p]),
             torch.arange(p, p + BLOCK)[None],
             torch.arange(p)[None],
         )

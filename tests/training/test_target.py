@@ -102,8 +102,8 @@ def test_row_63_taps_are_raw_layer_outputs_and_the_last_layer_which_is_seen_norm
     raw = {}
     for number, layer in enumerate(target.model.layers):
         layer.register_forward_hook(lambda module, args, out, number=number: raw.update({number: out}))
-    taps, last = target_pass(target, ids, [1, 4])
-    assert torch.equal(taps, torch.cat([raw[1], raw[4]], dim=-1))
+    target_hidden, last = target_pass(target, ids, [1, 4])
+    assert torch.equal(target_hidden, torch.cat([raw[1], raw[4]], dim=-1))
     assert torch.equal(last, target.model.norm(raw[5]))
     with pytest.raises(ValueError, match="its last one is only visible after the final norm"):
         LiLiCorrConfig.for_target(target.config, mask_token_id=3, target_layer_ids=[1, 5])

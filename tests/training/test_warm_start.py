@@ -28,8 +28,8 @@ def test_the_last_layers_and_the_final_norm_are_the_targets(llama):
 def test_the_last_tap_passes_through(llama):
     drafter = drafter_for(llama)
     start_from_target(drafter, llama)
-    width, taps = drafter.config.hidden_size, len(drafter.config.target_layer_ids)
-    states = torch.zeros(1, 1, taps * width)
+    width, layers = drafter.config.hidden_size, len(drafter.config.target_layer_ids)
+    states = torch.zeros(1, 1, layers * width)
     states[..., -width:] = torch.randn(width)
     change = drafter.fc(states) - states[..., -width:]
     assert change.norm() < 0.5 * states.norm()

@@ -1,13 +1,18 @@
 import os
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes that share the tests
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it as it is imported; for what tests start, too
+
 import pytest
 import torch
+from filelock import FileLock
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it as it is imported
 
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr.hub.targets import smollm2
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -55,6 +60,19 @@ LENGTHY = (  # files that take long together; a test of any other is marked `fas
     "training/test_warm_start.py",
 )
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+MOST_WORKERS = 4  # each holds torch, Transformers and models
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Share the tests of folders among processes where pytest-xdist is installed; `-n 0` keeps them in one."""
+    options = config.option
+    if WORKER or not config.pluginmanager.hasplugin("xdist") or options.numprocesses is not None or options.usepdb:
+        return
+    if all(Path(config.invocation_params.dir, argument).is_dir() for argument in config.args):
+        options.numprocesses = min(os.cpu_count() or 1, MOST_WORKERS)
+        options.dist = "worksteal"  # it begins with halves, so that most files' fixtures are made once
 
 
 def pytest_collection_modifyitems(items):
@@ -62,6 +80,16 @@ def pytest_collection_modifyitems(items):
         place = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
         if place and place not in LENGTHY and item.get_closest_marker("slow") is None:
             item.add_marker("fast")
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(tmp_path_factory):
+    """The real target's folder, fetched by one process while the others wait."""
+    lock = (
+        tmp_path_factory.getbasetemp().parent / "smollm2.lock" if WORKER else tmp_path_factory.mktemp("lock") / "lock"
+    )
+    with FileLock(lock):
+        return smollm2()
 
 
 @pytest.fixture(scope="session")

@@ -172,13 +172,23 @@ def test_the_same_dtypes_everywhere(monkeypatch):
         precision.torch_name("fp64")
 
 
+def words_of_generate(place):
+    named = ["--target", str(place / "target"), "--drafter", str(place / "none")]
+    return ["generate", *named, "--prompt", "abc ✓ 中", "--max-new-tokens", "24", "--dtype", "fp32", "--device", "cpu"]
+
+
+def test_a_process_prints_on_a_console_that_is_not_utf_8(tiny_folders):
+    command = ["-m", "lilicorr", *words_of_generate(tiny_folders)]
+    done = in_a_process(*command, PYTHONIOENCODING="ascii", PYTHONUTF8="0", COLUMNS="120")
+    assert done.returncode == 0, done.stderr.decode("ascii")
+    assert "1 of 1 equal" in done.stdout.decode("ascii") and "one block" in done.stdout.decode("ascii")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "gbk"])
-def test_verbs_print_on_consoles_of_any_encoding(encoding, tiny_folders, tmp_path):
-    arguments = ["-m", "lilicorr", "generate", "--target", tiny_folders / "target", "--drafter", tiny_folders / "none"]
-    more = ["--prompt", "abc ✓ 中", "--max-new-tokens", "24", "--dtype", "fp32", "--device", "cpu"]
-    done = in_a_process(*arguments, *more, PYTHONIOENCODING=encoding, PYTHONUTF8="0", COLUMNS="120")
-    assert done.returncode == 0, done.stderr.decode(encoding)
-    assert "1 of 1 equal" in done.stdout.decode(encoding) and "one block" in done.stdout.decode(encoding)
+def test_verbs_print_on_consoles_of_any_encoding(encoding, tiny_folders):
+    result = CliRunner(charset=encoding).invoke(app, words_of_generate(tiny_folders), env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 equal" in result.stdout and "one block" in result.stdout
 
 
 def test_a_dry_run_prints_where_the_console_is_ascii(tiny_folders, tmp_path):
@@ -196,13 +206,14 @@ def test_a_dry_run_prints_where_the_console_is_ascii(tiny_folders, tmp_path):
         "head_type: none\nblock_size: 4\nbatch_size: 1\nconfig: {mask_token_id: 260}\n"
     )
     arguments = ["train", tmp_path / "recipe.yaml", "--data", tmp_path / "answers.jsonl", "--output", tmp_path / "out"]
-    done = in_a_process("-m", "lilicorr", *arguments, "--target", target, "--dry-run", PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"Parameters: target" in done.stdout
+    arguments = [*map(str, arguments), "--target", str(target), "--dry-run"]
+    result = CliRunner(charset="ascii").invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Parameters: target" in result.stdout and result.stdout.isascii()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="arguments are text there")
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ["generate", "train"])
 def test_a_prompt_that_is_not_utf_8_is_one_sentence(verb):
     done = in_a_process("-m", "lilicorr", verb, "--prompt", b"caf\xe9")
     assert done.returncode == 1 and b"is not UTF-8 text; give it in UTF-8." in done.stderr

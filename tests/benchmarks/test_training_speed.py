@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -54,6 +52,12 @@ def test_stages_add_up_to_the_step_and_blocks_are_counted(script, target, answer
     assert 0 < figures["products"] < 1 and figures["peak"] > figures["added"] >= 0
 
 
+def command_of(script):
+    app = typer.Typer()
+    app.command()(script.main)
+    return app
+
+
 def test_a_line_for_every_number_of_anchors(script, target, answers, monkeypatch):
     asked = []
     made_up = {
@@ -61,10 +65,8 @@ def test_a_line_for_every_number_of_anchors(script, target, answers, monkeypatch
         "peak": 3 * 2**20, "added": 2**20,
     }  # fmt: skip
     monkeypatch.setattr(script, "in_own_process", lambda given, steps: asked.append(given) or made_up)
-    app = typer.Typer()
-    app.command()(script.main)
     options = ["--data", answers, "--target", target, "--anchors", "8", "--anchors", "16", "--at-once", "4"]
-    result = CliRunner().invoke(app, options)
+    result = CliRunner().invoke(command_of(script), options)
     assert result.exit_code == 0, result.output
     assert [given.anchors for given in asked] == [8, 16] and all(given.blocks_at_once == 4 for given in asked)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.output.splitlines() if "%" in line]
@@ -73,8 +75,7 @@ def test_a_line_for_every_number_of_anchors(script, target, answers, monkeypatch
 
 def test_unusable_data_is_one_sentence(script, target, tmp_path):
     (tmp_path / "broken.jsonl").write_text("{\n")
-    command = [sys.executable, script.__file__, "--data", tmp_path / "broken.jsonl", "--target", target]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    said = run.stderr.strip().splitlines()[-1]
+    result = CliRunner().invoke(command_of(script), ["--data", str(tmp_path / "broken.jsonl"), "--target", target])
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
     assert "No usable answer in" in said and "not JSON: 1" in said and "broken.jsonl line 1" in said

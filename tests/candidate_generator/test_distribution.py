@@ -23,7 +23,7 @@ from transformers import (
 )
 
 WORDS = 7
-DRAWS = 20_000
+DRAWS = 6_000
 ALPHA = 1e-3
 TINY = {
     "vocab_size": WORDS,
@@ -143,7 +143,7 @@ def test_trees_with_branches_leave_the_targets_distribution(target, drafter, tab
         return Draft(candidates[..., 0], finite, lambda: log_probs[..., 0].exp(), lattice)
 
     drafter.draft = draft
-    assert p_value(target, drafter, table, new=200, draws=10_000) > ALPHA
+    assert p_value(target, drafter, table, new=200, draws=5_000) > ALPHA
     figures = drafter.last_generation
     assert figures.acceptance_length > 2 and set(figures.accepted_by_source) == {"lattice", "text", "both"}
 
@@ -151,13 +151,13 @@ def test_trees_with_branches_leave_the_targets_distribution(target, drafter, tab
 def test_temperature_and_top_k(target, drafter, table):
     warpers = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)]
     options = {"temperature": 0.7, "top_k": 4}
-    assert p_value(target, drafter, table, 200, warpers, draws=8_000, by_prefix=False, **options) > ALPHA
+    assert p_value(target, drafter, table, 200, warpers, draws=4_000, by_prefix=False, **options) > ALPHA
 
 
 def test_a_loop_that_keeps_what_was_drafted_too_often_is_caught(target, drafter, table, monkeypatch):
     right = DecodingRow.choose
     monkeypatch.setattr(DecodingRow, "choose", lambda self, logits: right(self, 1.3 * logits))
-    assert p_value(target, drafter, table, new=200, draws=5_000) < 1e-6
+    assert p_value(target, drafter, table, new=200, draws=3_000) < 1e-6
 
 
 @BOTH
@@ -180,7 +180,7 @@ def test_a_wrong_acceptance_rule_of_the_stock_loop_is_rejected(target, drafter, 
         return candidates, believed * table[candidates[0, input_ids.shape[1] - 1 : -1]][None]
 
     monkeypatch.setattr(LiLiCorrCandidateGenerator, "get_candidates", wrong)
-    assert p_value(target, drafter, table, new=200, draws=5_000) < 1e-9
+    assert p_value(target, drafter, table, new=200, draws=3_000) < 1e-9
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_a_sampled_proposal_leaves_the_targets_distribution(target, drawing, tab
     assert p_value(target, drawing, table, new=200) > ALPHA
     drawn = drawing.last_generation.acceptance_length
     drawing.config.proposal = "point"
-    assert p_value(target, drawing, table, new=200, draws=5_000) > ALPHA
+    assert p_value(target, drawing, table, new=200, draws=3_000) > ALPHA
     # Two close distributions agree more often than one of them and its own likeliest token.
     assert drawn > drawing.last_generation.acceptance_length + 0.5
 
@@ -220,7 +220,7 @@ def test_a_path_drawn_from_scores_leaves_the_targets_distribution(target, table,
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    assert p_value(target, drafter, table, new=200, draws=8_000) > ALPHA
+    assert p_value(target, drafter, table, new=200, draws=3_000) > ALPHA
     assert drafter.last_generation.accepted > 0
 
 
@@ -233,7 +233,7 @@ def test_a_sampled_proposal_is_warped_as_the_target_is(target, drawing, table):
 def test_a_proposal_drawn_from_other_logits_is_caught(target, drawing, table, monkeypatch):
     right = LiLiCorrCandidateGenerator._all_rows
     monkeypatch.setattr(LiLiCorrCandidateGenerator, "_all_rows", lambda *given: _halved(right(*given)))
-    assert p_value(target, drawing, table, new=200, draws=5_000) < 1e-6
+    assert p_value(target, drawing, table, new=200, draws=3_000) < 1e-6
 
 
 def _halved(logits):

@@ -1,6 +1,6 @@
 """Any mix of `generate`'s options gives what plain `generate` gives, whatever is drafted.
 
-`LILICORR_MIXES` asks for another number of mixes than 300, drawn anew each time or by `--hypothesis-seed`.
+`LILICORR_MIXES` asks for another number of mixes than 200, drawn anew each time or by `--hypothesis-seed`.
 """
 
 import inspect
@@ -76,7 +76,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=int(MIXES or 300),
+    max_examples=int(MIXES or 200),
     deadline=None,
     derandomize=MIXES is None,
     phases=[Phase.explicit, Phase.generate],  # a mix that differs is told as it is: making it simpler takes minutes

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 from lilicorr.cli import EMBEDDED_DRAFTER
-from lilicorr.hub.targets import smollm2
 from transformers import AutoModel
 
 CLEAN_PROCESS = """
@@ -37,10 +36,10 @@ def test_it_is_small_and_loads_through_the_auto_classes():
 
 
 @pytest.mark.slow
-def test_published_it_serves_people_without_this_package(tmp_path):
+def test_published_it_serves_people_without_this_package(tmp_path, smollm2_folder):
     AutoModel.from_pretrained(EMBEDDED_DRAFTER).save_pretrained(tmp_path / "published")
     finished = subprocess.run(
-        [sys.executable, "-I", "-c", CLEAN_PROCESS, tmp_path / "published", smollm2()],
+        [sys.executable, "-I", "-c", CLEAN_PROCESS, tmp_path / "published", smollm2_folder],
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

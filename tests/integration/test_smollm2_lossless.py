@@ -6,7 +6,6 @@ from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.cli import EMBEDDED_DRAFTER
 from lilicorr.evaluation.compare import answer, decoding_options, encode
 from lilicorr.evaluation.loading import load_pair
-from lilicorr.hub.targets import smollm2
 
 pytestmark = pytest.mark.slow
 
@@ -57,13 +56,8 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def target_folder():
-    return smollm2()
-
-
-@pytest.fixture(scope="module")
-def pair(target_folder):
-    return load_pair(target_folder, {}, dtype="fp32", device="cpu")
+def pair(smollm2_folder):
+    return load_pair(smollm2_folder, {}, dtype="fp32", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +71,11 @@ def said(pair, prompt, drafter):
     return answer(pair.target, inputs, drafter, **decoding_options(NEW_TOKENS))
 
 
-def assert_lossless(pair, plain, drafter):
-    assert len(plain) == len(PROMPTS) >= 40
-    runs = [said(pair, prompt, drafter) for prompt in PROMPTS]
-    wrong = [prompt for prompt, run, expected in zip(PROMPTS, runs, plain, strict=True) if run.token_ids != expected]
-    assert wrong == []
-    assert sum(run.trace.blocks for run in runs) > len(PROMPTS)  # it did draft
+def assert_lossless(pair, plain, drafter, every=1):
+    runs = [said(pair, prompt, drafter) for prompt in PROMPTS[::every]]
+    asked = zip(PROMPTS[::every], runs, plain[::every], strict=True)
+    assert [prompt for prompt, run, expected in asked if run.token_ids != expected] == []
+    assert sum(run.trace.blocks for run in runs) > len(runs) >= 40 // every  # it did draft
     return runs
 
 
@@ -92,21 +85,21 @@ def test_random_weights_change_nothing(pair, plain, head):
     config = LiLiCorrConfig.for_target(
         pair.target.config, head_type=head, block_size=6, num_hidden_layers=1, mask_token_id=16
     )
-    assert_lossless(pair, plain, LiLiCorrModel(config).eval())
+    assert_lossless(pair, plain, LiLiCorrModel(config).eval(), every=5)
 
 
 @pytest.mark.parametrize("head", ["none", "lilicorr"])
-def test_trained_weights_change_nothing(pair, plain, target_folder, head):
+def test_trained_weights_change_nothing(pair, plain, smollm2_folder, head):
     if not EMBEDDED_DRAFTER.is_dir():
         pytest.skip(f"the embedded checkpoint {EMBEDDED_DRAFTER.name} is not in this checkout")
     if head == "lilicorr":
-        drafter = load_pair(target_folder, {"drafter": EMBEDDED_DRAFTER}, dtype="fp32", device="cpu").drafters[
+        drafter = load_pair(smollm2_folder, {"drafter": EMBEDDED_DRAFTER}, dtype="fp32", device="cpu").drafters[
             "drafter"
         ]
     else:  # the trained backbone alone, each slot's likeliest token
         drafter = LiLiCorrModel.from_pretrained(EMBEDDED_DRAFTER, dtype=torch.float32)
         drafter = without_head(drafter)
-    runs = assert_lossless(pair, plain, drafter)
+    runs = assert_lossless(pair, plain, drafter, every=1 if head == "lilicorr" else 5)
     if head == "lilicorr":
         assert sum(run.trace.accepted for run in runs) > sum(run.trace.blocks for run in runs) / 2  # and it helps
 

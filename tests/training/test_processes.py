@@ -72,11 +72,8 @@ def assert_close_runs(ours, theirs):
             torch.testing.assert_close(a[name], b[name], rtol=1e-2, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("micro_batch_size", [0, 1])
-def test_row_62_two_processes_with_uneven_anchors_equal_one(
-    tmp_path, make_settings, write_recipe, uneven, micro_batch_size
-):
-    options = {"data": uneven, "anchors": 12, "steps": 6, "log_every": 1, "micro_batch_size": micro_batch_size}
+def test_two_processes_with_uneven_anchors_equal_one(tmp_path, make_settings, write_recipe, uneven):
+    options = {"data": uneven, "anchors": 12, "steps": 6, "log_every": 1, "micro_batch_size": 1}
     two, one = make_settings(tmp_path / "two", **options), make_settings(tmp_path / "one", **options)
     launch(["-m", "lilicorr.training"], write_recipe(tmp_path / "r.yaml", two), two)
     train(one)

@@ -9,9 +9,9 @@ import torch
 from huggingface_hub import constants, hf_api
 from huggingface_hub.utils import _http
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import hub as transformers_hub
 
+from ..tiny import tiny_target
 from .fake_hub import TOKEN, FakeHub
 
 # A process that has torch and Transformers, but neither this package nor triton nor a network (HF_ENDPOINT on loopback
@@ -99,19 +99,8 @@ def run_clean(script: str, home: Path, *arguments: object, **environment: str) -
 
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory) -> Path:
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-    )
     folder = tmp_path_factory.mktemp("target")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    tiny_target(seed=1, max_position_embeddings=128, initializer_range=0.2, eos_token_id=2).save_pretrained(folder)
     return folder
 
 

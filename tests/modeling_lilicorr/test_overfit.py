@@ -2,50 +2,33 @@
 
 import pytest
 import torch
-from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr import LiLiCorrModel
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
+
+from ..tiny import tiny_drafter, tiny_target
 
 BLOCK, VOCAB, PROMPT, BLOCKS, COUNT = 16, 64, 6, 3, 3
 LENGTH = PROMPT + 1 + BLOCKS * BLOCK  # the prompt's own pass gives one token, each block sixteen
 
 
 def make_target(family: str) -> PreTrainedModel:
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "initializer_range": 0.3,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    torch.manual_seed(0)
-    if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**shape)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+    shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 5}
+    return tiny_target(family, 0, **shape, initializer_range=0.3, bos_token_id=None)
 
 
 def make_drafter(target: PreTrainedModel, head_type: str) -> LiLiCorrModel:
-    torch.manual_seed(1)
-    config = LiLiCorrConfig.for_target(
-        target.config,
-        head_type=head_type,
+    head = {"num_candidates": COUNT, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "factor_dim": 32}
+    return tiny_drafter(
+        target,
+        head_type,
+        1,
+        head if head_type == "lilicorr" else None,
         block_size=BLOCK,
-        num_hidden_layers=2,
         intermediate_size=96,
         decoding="stock",  # whole blocks, one path each
-    )
-    if head_type == "lilicorr":
-        config.head_config.update(
-            num_candidates=COUNT, hidden_size=32, num_heads=2, intermediate_size=48, factor_dim=32
-        )
-    return LiLiCorrModel(config)
+    ).train()
 
 
 def pair_loss(first: Tensor, pair: Tensor, gold: Tensor) -> Tensor:

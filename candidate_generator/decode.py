@@ -197,8 +197,7 @@ def _of_row(model_kwargs: dict[str, Any], row: int, rows: int) -> dict[str, Any]
     given = dict(model_kwargs)
     name, cache = cache_in(model_kwargs)
     given[name] = copied(cache)
-    if cache.get_seq_length():
-        keep_rows(given[name], [row])
+    keep_rows(given[name], [row])
     for key, value in model_kwargs.items():
         if isinstance(value, Tensor) and key == "position_ids":
             given[key] = value[..., row : row + 1, :] if value.shape[-2] == rows else value

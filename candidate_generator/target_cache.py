@@ -76,6 +76,11 @@ def pack(cache: Any, used: Tensor, longest: int) -> Tensor:
 def keep_rows(cache: Any, rows: list[int]) -> None:
     """Drop all sequences of a batch but these."""
     cache.reorder_cache(torch.tensor(rows))
+    for layer in _held(cache):
+        if layer.keys.dim() == 4 and layer.keys.shape[0] != len(rows):  # static and still empty: not reordered
+            layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
+        if hasattr(layer, "batch_size"):
+            layer.batch_size = len(rows)
 
 
 def copied(cache: Any) -> Any:

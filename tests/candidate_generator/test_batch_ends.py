@@ -89,3 +89,12 @@ def test_a_given_cache_of_a_batch_stays_as_it_is_and_serves_again(batch):
     for assistant in (drafter, drafter, None):
         assert torch.equal(target.generate(ids, **given, **options, assistant_model=assistant), plain)
         assert assistant is None or cache.get_seq_length() == 6
+
+
+def test_a_static_cache_that_is_set_up_before_the_prompt_is_read(new_target, new_drafter):
+    """In pieces, that is: it then has the batch's rows before it holds anything, and each row takes its own."""
+    target = new_target("llama")
+    ids = torch.randint(1, 97, (3, 10), generator=torch.Generator().manual_seed(1))
+    call = {"input_ids": ids, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    call |= {"cache_implementation": "static", "prefill_chunk_size": 3}
+    assert torch.equal(target.generate(**call, assistant_model=new_drafter(target, "none")), target.generate(**call))

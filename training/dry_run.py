@@ -27,7 +27,7 @@ def describe(settings: TrainSettings) -> str:
     try:
         target_config = AutoConfig.from_pretrained(settings.target)
         tokenizer = AutoTokenizer.from_pretrained(settings.target)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the library's, at broken files
         raise ValueError(f"The target {settings.target} could not be read: {' '.join(str(error).split())}") from error
     text = target_config.get_text_config()
     tally = Tally(settings.strict)

@@ -169,7 +169,7 @@ def revision(target: str, model: Any) -> str:
 def _tokenizer(target: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(target)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the library's, at broken files
         raise ValueError(
             f"The tokenizer of {target} could not be loaded ({' '.join(str(error).split())}); name the folder or "
             "repository of the target that the endpoint serves."

@@ -27,6 +27,7 @@ from lilicorr.evaluation.sets import choose, load_sets
 from lilicorr.evaluation.summary import arm_figures
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
 from lilicorr.hub.terminal import loading, tracked
+from record import about, write_rows
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -48,6 +49,7 @@ def main(
     device: Annotated[str, typer.Option()] = "auto",
     seed: Annotated[int, typer.Option(help="Chooses the prompts.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Write a CSV file of its figures, as in results, here.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
 ) -> None:
     """Run the benchmark and print its tables."""
@@ -57,6 +59,8 @@ def main(
         raise SystemExit(str(error)) from None
     if out is not None and (out.is_dir() or not writable(out.parent)):
         raise SystemExit(f"--out {out} cannot be written; name a file in a folder that can.")
+    if record is not None and (record.is_dir() or not writable(record.parent)):
+        raise SystemExit(f"--record {record} cannot be written; name a file in a folder that can.")
     chosen = choose_prompts(data, prompts, seed)
     try:
         source = target or smollm2()
@@ -86,6 +90,27 @@ def main(
     show(report)
     if out is not None:
         write_json(out, report)
+    if record is not None:
+        write_rows(record, recorded(report), about(report["machine"]))
+
+
+def recorded(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One row an arm of all answers, and of every set's."""
+    for name, summary in {"all": report["all"], **report["sets"]}.items():
+        for arm, figures in summary["arms"].items():
+            stages = figures.get("milliseconds_per_pass", {})
+            yield {
+                "set": name,
+                "arm": arm,
+                "answers": summary["answers"],
+                "equal": figures["equal"],
+                "new_tokens": figures["new_tokens"],
+                "tokens_per_second": figures["tokens_per_second"],
+                "to_plain": figures["tokens_per_second"] / summary["arms"][PLAIN]["tokens_per_second"],
+                "tokens_per_pass": figures.get("tokens_per_pass"),
+                "draft_ms": stages.get("draft"),
+                "target_ms": stages.get("target"),
+            }
 
 
 def choose_prompts(data: Path, count: int, seed: int) -> list[tuple[str, str]]:

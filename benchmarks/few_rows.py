@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from lilicorr.evaluation.files import write_json
+from lilicorr.evaluation.files import writable
 from lilicorr.evaluation.machine import machine
 from lilicorr.hub.targets import TargetUnavailableError, smollm2
 from lilicorr.hub.terminal import tracked
 from lilicorr.kernels.few_rows import FewRows
+from record import about, write_rows
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -31,12 +32,14 @@ def main(
     rows: Annotated[str, typer.Option(help="Numbers of rows, with commas between.")] = "2,3,4,6,8,12,16,24,32,40",
     context: Annotated[int, typer.Option(min=1, help="Tokens in the cache.")] = 128,
     repeats: Annotated[int, typer.Option(min=1)] = 15,
-    out: Annotated[Path | None, typer.Option(help="Write a JSON report here.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Write a CSV file of its figures, as in results, here.")] = None,
 ) -> None:
     """Run the benchmark and print its table."""
     counts = [int(part) for part in rows.split(",") if part.strip().isdecimal() and int(part) > 0]
     if not counts:
         raise SystemExit(f"--rows is {rows!r}, expected whole numbers with commas between, such as 2,4,8.")
+    if record is not None and (record.is_dir() or not writable(record.parent)):
+        raise SystemExit(f"--record {record} cannot be written; name a file in a folder that can.")
     try:
         source = target or str(smollm2())
     except TargetUnavailableError as error:
@@ -52,10 +55,14 @@ def main(
             str(count), *(f"{1000 * times[kind]:.1f}" for kind in ("plain", "few")), f"{times['few'] / one:.2f}x"
         )
     console.print(table)
-    about = machine(model.device)
-    console.print(f"float32; {about}", style="dim")
-    if out is not None:
-        write_json(out, {"milliseconds": {n: {k: 1000 * t for k, t in v.items()} for n, v in report.items()}} | about)
+    ran_on = machine(model.device)
+    console.print(f"float32; {ran_on}", style="dim")
+    if record is not None:
+        recorded = [
+            {"rows": count, **{f"{kind}_ms": 1000 * seconds for kind, seconds in times.items()}}
+            for count, times in report.items()
+        ]
+        write_rows(record, recorded, about(ran_on))
 
 
 @torch.inference_mode()

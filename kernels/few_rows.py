@@ -33,9 +33,9 @@ def few_rows_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return product.t().contiguous().view(*x.shape[:-1], -1)
 
 
-def _has_own_forward(layer: nn.Linear) -> bool:
-    """Whether nobody but another thread of ours has replaced the layer's `forward`."""
-    replaced = vars(layer).get("forward")
+def _has_own_forward(module: nn.Module) -> bool:
+    """Whether nobody but another thread of ours has replaced the module's `forward`."""
+    replaced = vars(module).get("forward")
     return replaced is None or getattr(replaced, "func", None) is few_rows_linear
 
 
@@ -45,14 +45,16 @@ class FewRows:
     Layers whose `forward` somebody has replaced (as offloading does) or whose class is another are left alone.
 
     Args:
-        models: whose layers they are; compiled ones are left alone.
+        models: whose layers they are; compiled ones, and those whose `forward` somebody has replaced, are left alone.
     """
 
     def __init__(self, *models: nn.Module) -> None:
         self._layers = [
             layer
             for model in models
-            if multiplies_few_rows() and getattr(model, "_compiled_call_impl", None) is None
+            if multiplies_few_rows()
+            and _has_own_forward(model)
+            and getattr(model, "_compiled_call_impl", None) is None
             for layer in model.modules()
             if type(layer) is nn.Linear
             and layer.weight.device.type == "cpu"

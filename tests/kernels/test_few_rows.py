@@ -75,3 +75,10 @@ def test_a_second_thread_finds_the_layers_while_a_first_is_within():
         thread.start()
         thread.join()
     assert found == [layer]
+
+
+def test_compiled_models_are_left_alone():
+    by_method, by_forward = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+    by_method.compile()
+    by_forward.forward = torch.compile(by_forward.forward)
+    assert FewRows(by_method, by_forward)._layers == []

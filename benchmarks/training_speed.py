@@ -23,8 +23,8 @@ from lilicorr.hub.targets import TargetUnavailableError, smollm2
 from lilicorr.hub.terminal import tracked
 from lilicorr.training.anchors import sample_blocks
 from lilicorr.training.data import Example, batches, collate
-from lilicorr.training.losses import Objective
-from lilicorr.training.objective import JointObjective
+from lilicorr.training.losses.joint import JointObjective
+from lilicorr.training.losses.terms import Objective
 from lilicorr.training.optimizer import build_optimizer
 from lilicorr.training.settings import TrainSettings
 from lilicorr.training.sources import training_examples

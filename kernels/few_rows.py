@@ -52,9 +52,7 @@ class FewRows:
         self._layers = [
             layer
             for model in models
-            if multiplies_few_rows()
-            and _has_own_forward(model)
-            and getattr(model, "_compiled_call_impl", None) is None
+            if multiplies_few_rows() and _has_own_forward(model) and getattr(model, "_compiled_call_impl", None) is None
             for layer in model.modules()
             if type(layer) is nn.Linear
             and layer.weight.device.type == "cpu"

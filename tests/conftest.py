@@ -55,7 +55,7 @@ LENGTHY = (  # files that take long together; a test of any other is marked `fas
     "training/test_dry_run.py",
     "training/test_head_losses.py",
     "training/test_layers.py",
-    "training/test_objective.py",
+    "training/test_joint.py",
     "training/test_processes.py",
     "training/test_regenerate.py",
     "training/test_resume.py",

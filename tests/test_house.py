@@ -37,7 +37,9 @@ def imported_rooms(path: Path) -> list[tuple[str, bool]]:
             continue
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""] if node.module else [alias.name for alias in node.names]
-            if node.level == 2 or (node.level == 0 and (node.module or "").startswith("lilicorr.")):
+            if node.level == len(path.relative_to(ROOT).parts) or (
+                node.level == 0 and (node.module or "").startswith("lilicorr.")
+            ):
                 found += [(name.removeprefix("lilicorr.").split(".")[0], node in top_level) for name in names]
         elif isinstance(node, ast.Import):
             found += [

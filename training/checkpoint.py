@@ -1,7 +1,7 @@
 """Training states on disk: one safetensors file a step, moved into place whole, so that a killed run resumes.
 
 A state holds whole tensors under their parameters' names, however they were sharded, so the number of processes may
-change between a run and its continuation. Order, draws and learning rates depend on the step alone (`schedule.py`,
+change between a run and its continuation. Order, draws and learning rates depend on the step alone (`batch_order.py`,
 `optimizer.py`): the step is their state.
 """
 

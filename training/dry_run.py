@@ -6,9 +6,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
+from .batch_order import BatchOrder
 from .data import Example
 from .memory import step_memory
-from .schedule import Schedule
 from .settings import TrainSettings
 from .sources import training_examples
 from .tally import Tally
@@ -36,7 +36,7 @@ def describe(settings: TrainSettings) -> str:
         target = AutoModelForCausalLM.from_config(target_config)
         drafter = LiLiCorrModel(drafter_config(settings, target_config, mask))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    schedule = Schedule(examples, settings.batch_size, settings.micro_batch_size, settings.seed, processes)
+    order = BatchOrder(examples, settings.batch_size, settings.micro_batch_size, settings.seed, processes)
     prefix = f"{settings.head_type}."
     head = sum(p.numel() for name, p in drafter.named_parameters() if name.startswith(prefix))
     backbone = sum(p.numel() for p in drafter.parameters()) - head
@@ -50,15 +50,15 @@ def describe(settings: TrainSettings) -> str:
         drafter.config,
         text,
         counts,
-        schedule.micro_batch_size,
-        schedule.accumulation,
+        order.micro_batch_size,
+        order.accumulation,
     )
     return "\n\n".join(
         [
             f"Parameters: target {counts['target']:,}, drafter backbone {backbone:,}, head {head:,}, of which "
             f"{counts['trained']:,} are trained.",
             _memory_table(memory),
-            _amounts(settings, schedule, processes),
+            _amounts(settings, order, processes),
             *(["\n".join(f"Left out: {line}" for line in tally.lines())] if tally.total else []),
             f"The first example ({examples[0].id}), what is supervised in {OPEN} {CLOSE}:\n"
             f"{render(examples[0], tokenizer)}",
@@ -74,19 +74,17 @@ def _memory_table(memory: dict[str, int]) -> str:
     )
 
 
-def _amounts(settings: TrainSettings, schedule: Schedule, processes: int) -> str:
+def _amounts(settings: TrainSettings, order: BatchOrder, processes: int) -> str:
     """Steps, tokens and blocks."""
-    steps = total_steps(settings, schedule.steps_an_epoch)
-    tokens = sum(map(len, schedule.examples))
-    supervised = sum(sum(example.loss_mask) for example in schedule.examples)
-    epochs = steps / schedule.steps_an_epoch
+    steps = total_steps(settings, order.steps_an_epoch)
+    tokens = sum(map(len, order.examples))
+    supervised = sum(sum(example.loss_mask) for example in order.examples)
+    epochs = steps / order.steps_an_epoch
     blocks = steps * settings.batch_size * settings.anchors
-    shared = (
-        f"{_many(processes, 'process', 'processes')}, {_many(schedule.accumulation, 'micro-batch', 'micro-batches')}"
-    )
+    shared = f"{_many(processes, 'process', 'processes')}, {_many(order.accumulation, 'micro-batch', 'micro-batches')}"
     return (
-        f"Data: {len(schedule.examples):,} examples, {tokens:,} tokens, {supervised:,} of them supervised.\n"
-        f"Run: {steps:,} steps of {settings.batch_size} sequences ({shared} of {schedule.micro_batch_size}), "
+        f"Data: {len(order.examples):,} examples, {tokens:,} tokens, {supervised:,} of them supervised.\n"
+        f"Run: {steps:,} steps of {settings.batch_size} sequences ({shared} of {order.micro_batch_size}), "
         f"{epochs:.2f} epochs, {epochs * tokens:,.0f} tokens, at most {blocks:,} blocks."
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint import not_written, resort_of
-from .head_losses import DENOMINATORS
+from .losses.registry import DENOMINATORS
 
 LOG_FILE = "log.jsonl"
 

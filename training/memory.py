@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
-from .loss_xpress import XPressLoss
+from .losses.xpress import XPressLoss
 from .settings import TrainSettings
 from .vocabulary import CHUNK_ROWS
 

@@ -9,7 +9,7 @@ from accelerate.tracking import LoggerType, get_available_trackers
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor
 
-from .objective import JointObjective
+from .losses.joint import JointObjective
 from .settings import TrainSettings
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .head_losses import DENOMINATORS
 from .log import LOG_FILE, read_log
+from .losses.registry import DENOMINATORS
 
 Curve = tuple[Sequence[float], Sequence[float]]  # steps or slots, and values
 

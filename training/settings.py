@@ -15,8 +15,8 @@ import yaml
 from ..hub.precision import check_dtype, torch_name
 from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from ..modeling_lilicorr.head_settings import HEAD_TYPES, OPTIONAL, default_head_config
-from .head_losses import build_head_loss
-from .losses import Objective
+from .losses.registry import build_head_loss
+from .losses.terms import Objective
 from .recipe_files import find_recipe
 
 NOT_NEGATIVE = (

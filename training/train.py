@@ -20,19 +20,19 @@ from ..modeling_lilicorr.configuration_lilicorr import LiLiCorrConfig
 from ..modeling_lilicorr.head_settings import OPTIONAL, default_head_config
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .anchors import Blocks, sample_blocks
+from .batch_order import BatchOrder, Share, fingerprint
 from .calibration import fit_tree_beta
 from .checkpoint import load_state, local_floats, not_written, resort_of, save_state, state_tensors, whole_tensor
 from .data import collate
 from .interruption import Interrupted, Signals
 from .layers import apply_layer_options
 from .log import StepLog
+from .losses.joint import JointObjective
 from .manifest import training_data
-from .objective import JointObjective
 from .optimizer import build_optimizer, rate_share, set_rates
 from .processes import add_up, prepare, start_accelerator
 from .progress import Bar, waiting
 from .report import write_report
-from .schedule import Schedule, Share, fingerprint
 from .settings import TrainSettings
 from .sources import report_left_out, training_examples
 from .tally import Tally
@@ -52,14 +52,14 @@ class Run:
     wrapped: torch.nn.Module
     optimizer: torch.optim.Optimizer
     states: TargetStates
-    schedule: Schedule
+    order: BatchOrder
     log: StepLog
     total: int
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What a saved state must have in common with this run."""
-        return self.settings.identity() | {"data": fingerprint(self.schedule.examples)}
+        return self.settings.identity() | {"data": fingerprint(self.order.examples)}
 
 
 def train(settings: TrainSettings) -> Path:
@@ -84,7 +84,7 @@ def train(settings: TrainSettings) -> Path:
         examples, mask = training_examples(settings, tokenizer, target.config, tally)
     if not others:
         report_left_out(tally)
-    schedule = Schedule(
+    order = BatchOrder(
         examples,
         settings.batch_size,
         settings.micro_batch_size,
@@ -102,8 +102,8 @@ def train(settings: TrainSettings) -> Path:
     if folder and accelerator.is_main_process:
         print(states.plan([example.input_ids for example in examples]))
     wrapped, optimizer = prepare(accelerator, joint, build_optimizer(drafter, settings))
-    total = total_steps(settings, schedule.steps_an_epoch)
-    run = Run(settings, accelerator, joint, wrapped, optimizer, states, schedule, StepLog(output), total)
+    total = total_steps(settings, order.steps_an_epoch)
+    run = Run(settings, accelerator, joint, wrapped, optimizer, states, order, StepLog(output), total)
     with Signals(says=accelerator.is_main_process) as signals:
         _run(run, signals)
     return _finish(run)
@@ -210,7 +210,7 @@ def _check_finite(run: Run, step: int, tensors: Iterable[tuple[str, Tensor]]) ->
 def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]:
     """One optimiser step; returns the sums of the whole batch and of the processes' `flags`."""
     settings, accelerator = run.settings, run.accelerator
-    shares = run.schedule.shares(step)
+    shares = run.order.shares(step)
     inputs = [_inputs(run, step, share) for share in shares]
     # A loss is divided by counts over the whole batch, some of which only a forward pass can tell. With several
     # micro-batches a first pass without gradients counts; a single one is counted as it goes.
@@ -236,28 +236,28 @@ def _one_step(run: Run, step: int, flags: dict[str, float]) -> dict[str, Tensor]
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     _check_finite(run, step, run.joint.drafter.named_parameters())
-    tokens = sum(len(run.schedule.examples[i]) for i in run.schedule.batch(step))
+    tokens = sum(len(run.order.examples[i]) for i in run.order.batch(step))
     return totals | {"tokens": torch.tensor(float(tokens)), "grad_norm": norm.detach(), "steps": torch.tensor(1.0)}
 
 
 def _inputs(run: Run, step: int, share: Share) -> tuple[Any, ...]:
     """What `JointObjective.forward` takes for one micro-batch."""
-    examples = [run.schedule.examples[i] for i in share.indices]
+    examples = [run.order.examples[i] for i in share.indices]
     batch, device = collate(examples), run.accelerator.device
     input_ids, loss_mask = batch.input_ids.to(device), batch.loss_mask.to(device)
-    generators = run.schedule.generators(step, share)
+    generators = run.order.generators(step, share)
     blocks = sample_blocks(input_ids, loss_mask, run.settings.block_size, run.settings.anchors, generators)
     return input_ids, *run.states(examples, batch), blocks
 
 
 def _forward(run: Run, step: int, share: Share, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
-    torch.manual_seed(run.schedule.seed_of(step, share.places[0]))  # dropout, alike in both passes
+    torch.manual_seed(run.order.seed_of(step, share.places[0]))  # dropout, alike in both passes
     return run.wrapped(*inputs)
 
 
 def _stop_on_nonfinite(run: Run, step: int, what: str, value: str) -> NoReturn:
     """Leave a file that names the batch, and end the run; nothing of this step is saved."""
-    ids = [run.schedule.examples[i].id for i in run.schedule.batch(step)]
+    ids = [run.order.examples[i].id for i in run.order.batch(step)]
     output = Path(run.settings.output)
     path = output / f"{NONFINITE}{step:08d}.json"
     if run.accelerator.is_main_process:
@@ -277,7 +277,7 @@ def _write_log(run: Run, step: int, bar: Bar) -> None:
     steps = run.log.sums.pop("steps")
     run.log.sums["grad_norm"] = run.log.sums["grad_norm"] / steps
     rates = [group["lr"] for group in run.optimizer.param_groups]
-    line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.schedule.steps_an_epoch, unix_time=time.time())
+    line = run.log.flush(step, learning_rate=rates[0], epoch=step / run.order.steps_an_epoch, unix_time=time.time())
     run.accelerator.log({name: value for name, value in line.items() if isinstance(value, float)}, step=step)
     shown = {k: f"{v:.2f}" for k, v in line.items() if k.endswith("length") or k == "dflash"}
     bar.note = ", ".join(f"{name} {value}" for name, value in shown.items())
@@ -292,7 +292,7 @@ def _calibrate(run: Run, drafter: LiLiCorrModel) -> None:
 
     def texts() -> Iterator[tuple[Tensor, Tensor, Blocks]]:
         for step in range(run.total - 1, -1, -1):
-            for share in run.schedule.shares(step):
+            for share in run.order.shares(step):
                 input_ids, states, _, blocks = _inputs(run, step, share)
                 yield input_ids, states, blocks
 

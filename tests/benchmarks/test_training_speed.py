@@ -2,7 +2,7 @@ import json
 
 import pytest
 import typer
-from lilicorr.training.losses import Objective
+from lilicorr.training.losses.terms import Objective
 from lilicorr.training.settings import TrainSettings
 from transformers import AutoTokenizer
 from typer.testing import CliRunner

@@ -4,7 +4,7 @@ from dataclasses import asdict
 import pytest
 import yaml
 from lilicorr.training.decode import Decoding
-from lilicorr.training.losses import Objective
+from lilicorr.training.losses.terms import Objective
 from lilicorr.training.prompts import Source
 from lilicorr.training.regenerate import regenerate
 from lilicorr.training.settings import TrainSettings

@@ -9,9 +9,9 @@ from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.kernels.reference import topk_logsumexp
 from lilicorr.modeling_lilicorr.head_settings import HEAD_TYPES, default_head_config
 from lilicorr.training.anchors import sample_blocks
-from lilicorr.training.head_losses import DENOMINATORS, HEAD_LOSSES, build_head_loss
-from lilicorr.training.losses import Objective
-from lilicorr.training.objective import JointObjective
+from lilicorr.training.losses.joint import JointObjective
+from lilicorr.training.losses.registry import DENOMINATORS, HEAD_LOSSES, build_head_loss
+from lilicorr.training.losses.terms import Objective
 from lilicorr.training.target import target_pass
 from lilicorr.training.train import train
 from lilicorr.training.vocabulary import corrected_terms

@@ -3,9 +3,9 @@ import torch
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.training.anchors import sample_blocks
 from lilicorr.training.layers import apply_layer_options
-from lilicorr.training.losses import Objective
+from lilicorr.training.losses.joint import JointObjective
+from lilicorr.training.losses.terms import Objective
 from lilicorr.training.memory import _backbone, _head
-from lilicorr.training.objective import JointObjective
 from lilicorr.training.optimizer import build_optimizer, rate_share, set_rates
 from lilicorr.training.target import target_pass
 from transformers import AutoModelForCausalLM

@@ -5,10 +5,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from lilicorr import LiLiCorrModel
-from lilicorr.training import loss_lilicorr as loss_module
 from lilicorr.training import train as train_module
 from lilicorr.training.checkpoint import kept_states
-from lilicorr.training.losses import Objective
+from lilicorr.training.losses import lilicorr as loss_module
+from lilicorr.training.losses.terms import Objective
 from lilicorr.training.sources import training_examples
 from lilicorr.training.tally import Tally
 from lilicorr.training.train import train

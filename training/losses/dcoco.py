@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .head_loss import HeadLoss, Slots, walk_metrics
-from .losses import slot_weights
-from .vocabulary import topk_normaliser
+from ..vocabulary import topk_normaliser
+from .head import HeadLoss, Slots, walk_metrics
+from .terms import slot_weights
 
 
 class DCOCOLoss(HeadLoss):

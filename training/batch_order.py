@@ -23,7 +23,7 @@ class Share:
 
 
 @dataclass
-class Schedule:
+class BatchOrder:
     """The order of a run.
 
     Attributes:

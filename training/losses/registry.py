@@ -1,13 +1,13 @@
 """The registry of losses, one a head type."""
 
-from .head_loss import HeadLoss
-from .loss_dcoco import DCOCOLoss
-from .loss_domino import DominoLoss
-from .loss_dspark import DSparkLoss
-from .loss_lilicorr import LiLiCorrLoss
-from .loss_selector import SelectorLoss
-from .loss_xpress import XPressLoss
-from .losses import Objective
+from .dcoco import DCOCOLoss
+from .domino import DominoLoss
+from .dspark import DSparkLoss
+from .head import HeadLoss
+from .lilicorr import LiLiCorrLoss
+from .selector import SelectorLoss
+from .terms import Objective
+from .xpress import XPressLoss
 
 HEAD_LOSSES: dict[str, type[HeadLoss]] = {
     "none": HeadLoss,

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .head_loss import HeadLoss, Slots, walk_metrics
-from .losses import oracle_prefix, reranker_terms, teacher_forced_scores
-from .vocabulary import logits_at
+from ..vocabulary import logits_at
+from .head import HeadLoss, Slots, walk_metrics
+from .terms import oracle_prefix, reranker_terms, teacher_forced_scores
 
 
 class LiLiCorrLoss(HeadLoss):

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from lilicorr.kernels.reference import greedy_walk
-from lilicorr.training.losses import (
+from lilicorr.training.losses.terms import (
     Objective,
     accepted,
     oracle_prefix,

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels.score_and_walk import greedy_walk
-from .losses import Objective, accepted, oracle_prefix
+from ...kernels.score_and_walk import greedy_walk
+from .terms import Objective, accepted, oracle_prefix
 
 
 @dataclass

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from .head_loss import HeadLoss, Slots
-from .losses import accepted
-from .vocabulary import corrected_terms
+from ..vocabulary import corrected_terms
+from .head import HeadLoss, Slots
+from .terms import accepted
 
 
 class DSparkLoss(HeadLoss):

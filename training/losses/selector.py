@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .head_loss import HeadLoss, Slots, walk_metrics
+from .head import HeadLoss, Slots, walk_metrics
 
 
 class SelectorLoss(HeadLoss):

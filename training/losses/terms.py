@@ -23,7 +23,7 @@ class Objective:
     stay whole; their gradient takes the log-normaliser of the other slots as a constant, an approximation.
 
     `gamma`, `penalty`, `mu` and `rho` are of the head `lilicorr`. What the loss of another head weighs, by name in
-    `head`, is its paper's where not given (`settings` of `loss_<head>.py`).
+    `head`, is its paper's where not given (`settings` of `losses/<head>.py`).
     """
 
     beta: float = 7.0

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 from lilicorr.training.anchors import sample_blocks
+from lilicorr.training.batch_order import BatchOrder, fingerprint
 from lilicorr.training.data import collate, load_examples
-from lilicorr.training.schedule import Schedule, fingerprint
 from transformers import AutoTokenizer
 
 
@@ -17,10 +17,10 @@ def drawn(examples, step, micro_batch_size, processes):
     """Every sequence's blocks in `step`, by its place in the batch, as all processes together draw them."""
     found = {}
     for rank in range(processes):
-        schedule = Schedule(examples, 8, micro_batch_size, 3, processes, rank)
-        for share in schedule.shares(step):
+        order = BatchOrder(examples, 8, micro_batch_size, 3, processes, rank)
+        for share in order.shares(step):
             batch = collate([examples[i] for i in share.indices])
-            generators = schedule.generators(step, share)
+            generators = order.generators(step, share)
             blocks = sample_blocks(batch.input_ids, batch.loss_mask, 4, 6, generators)
             for row, (index, place) in enumerate(zip(share.indices, share.places, strict=True)):
                 kept = blocks.keep[row]
@@ -36,16 +36,16 @@ def test_batch_anchors_and_draws_do_not_depend_on_processes_or_micro_batches(exa
 
 
 def test_each_epoch_has_its_own_order_and_all_examples(examples):
-    schedule = Schedule(examples, 4, 0, 1)
-    epochs = [[i for step in range(4) for i in schedule.batch(4 * epoch + step)] for epoch in range(2)]
+    order = BatchOrder(examples, 4, 0, 1)
+    epochs = [[i for step in range(4) for i in order.batch(4 * epoch + step)] for epoch in range(2)]
     assert all(sorted(order) == list(range(len(examples))) for order in epochs) and epochs[0] != epochs[1]
 
 
 def test_looking_back_gives_the_same_batch(examples):
-    schedule = Schedule(examples, 4, 0, 1)
-    first = schedule.batch(2)
-    schedule.batch(9)
-    assert schedule.batch(2) == first
+    order = BatchOrder(examples, 4, 0, 1)
+    first = order.batch(2)
+    order.batch(9)
+    assert order.batch(2) == first
 
 
 def test_one_generator_for_all_sequences_still_draws_anew_for_each(examples):

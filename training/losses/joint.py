@@ -5,13 +5,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
-from .anchors import Blocks
-from .block_states import block_states
-from .head_loss import Slots
-from .head_losses import build_head_loss
-from .losses import Objective, accepted, pace_weights, slot_weights
-from .vocabulary import logits_at, topk_normaliser
+from ...modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
+from ..anchors import Blocks
+from ..block_states import block_states
+from ..vocabulary import logits_at, topk_normaliser
+from .head import Slots
+from .registry import build_head_loss
+from .terms import Objective, accepted, pace_weights, slot_weights
 
 
 class JointObjective(nn.Module):

@@ -4,8 +4,8 @@ from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.kernels.reference import lattice_scores, topk_logsumexp
 from lilicorr.training.anchors import sample_blocks
 from lilicorr.training.block_states import block_states
-from lilicorr.training.losses import Objective
-from lilicorr.training.objective import JointObjective
+from lilicorr.training.losses.joint import JointObjective
+from lilicorr.training.losses.terms import Objective
 from lilicorr.training.target import target_pass
 from transformers import AutoConfig, AutoModelForCausalLM
 

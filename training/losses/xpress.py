@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .head_loss import HeadLoss, Slots
-from .losses import Objective, accepted
-from .vocabulary import corrected_terms
+from ..vocabulary import corrected_terms
+from .head import HeadLoss, Slots
+from .terms import Objective, accepted
 
 
 class XPressLoss(HeadLoss):

@@ -17,7 +17,7 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def test_row_34_flat_repository(checkpoint):
+def test_a_repository_is_flat(checkpoint):
     assert [path.name for path in checkpoint.iterdir() if not path.is_file()] == ["custom_generate"]
     bundle = build_bundle()
     assert {path.name: path.read_text("utf-8") for path in checkpoint.glob("*.py")} == bundle
@@ -27,7 +27,7 @@ def test_row_34_flat_repository(checkpoint):
                 assert node.level == 1 and f"{node.module}.py" in bundle, (name, node.module)
 
 
-def test_row_35_every_file_is_named_from_the_entry(checkpoint):
+def test_every_file_is_named_from_the_entry(checkpoint):
     found = {Path(name).name for name in get_relative_import_files(checkpoint / "modeling_lilicorr.py")}
     assert found | {"modeling_lilicorr.py"} == {path.name for path in checkpoint.glob("*.py")}
     # The Hub path of Transformers asks each file for its own imports, the configuration among the first.

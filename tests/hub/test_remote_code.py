@@ -1,4 +1,4 @@
-"""Checkpoints in processes where this package cannot be imported; the rows are those of the field's bug reports."""
+"""Checkpoints in processes where this package cannot be imported."""
 
 import json
 import shutil
@@ -92,7 +92,7 @@ def two_folders(home, from_hub, tmp_path_factory, target_folder) -> dict:
     return run_clean(GENERATE + TWO_FOLDERS, home, from_hub[1], other, target_folder)
 
 
-def test_row_36_saved_again_from_remote_code_is_complete(from_hub, checkpoint, two_folders):
+def test_what_remote_code_saves_again_is_complete(from_hub, checkpoint, two_folders):
     _, resaved = from_hub
     assert {path.name for path in resaved.iterdir()} == {path.name for path in checkpoint.iterdir()}
     for path in checkpoint.glob("*.py"):
@@ -103,7 +103,7 @@ def test_row_36_saved_again_from_remote_code_is_complete(from_hub, checkpoint, t
     assert two_folders["lossless"][0]
 
 
-def test_row_37_loads_and_generates_offline_from_the_cache(from_hub):
+def test_a_kept_repository_loads_and_generates_offline(from_hub):
     result, _ = from_hub
     assert result["module"].startswith("transformers_modules.someone.") and COMMIT in result["module"]
     assert result["lossless"] and result["blocks"] > 0
@@ -113,7 +113,7 @@ def test_a_published_folder_decodes_without_the_hook(from_hub):
     assert from_hub[0]["without_hook"]
 
 
-def test_row_45_triton_is_not_needed(from_hub):
+def test_triton_is_not_needed(from_hub):
     assert from_hub[0]["triton_absent"]
 
 
@@ -126,11 +126,11 @@ def test_two_checkpoints_with_different_code_in_one_process(two_folders):
         assert total == pytest.approx(sum(p.double().abs().sum().item() for p in drafter.parameters()), rel=1e-12)
 
 
-def test_row_40_buffers_that_are_not_saved_are_rebuilt_by_remote_code(two_folders):
+def test_buffers_that_are_not_saved_are_rebuilt_by_remote_code(two_folders):
     assert two_folders["inverse_frequencies"] == [tiny_drafter().rotary_emb.inv_freq.tolist()] * 2
 
 
-def test_row_43_nothing_points_to_another_repository(from_hub):
+def test_no_class_is_taken_from_another_repository(from_hub):
     auto_map = json.loads((from_hub[1] / "config.json").read_text())["auto_map"]
     assert set(auto_map) == {"AutoConfig", "AutoModel"}
     assert not any("--" in reference for reference in auto_map.values())

@@ -45,7 +45,7 @@ def hub(monkeypatch):
     return state
 
 
-def test_row_39_and_40_values_equal_the_file_and_buffers_are_rebuilt(checkpoint):
+def test_values_equal_the_file_and_buffers_are_rebuilt(checkpoint):
     saved = tiny_drafter()
     loaded = LiLiCorrModel.from_pretrained(checkpoint)
     assert_same_weights(loaded, saved)
@@ -60,14 +60,14 @@ def test_row_39_and_40_values_equal_the_file_and_buffers_are_rebuilt(checkpoint)
 
 
 @pytest.mark.parametrize("head_type", ["none", "lilicorr"])
-def test_row_41_is_built_on_the_meta_device(head_type):
+def test_a_drafter_is_built_on_the_meta_device(head_type):
     head_config = {} if head_type == "none" else tiny_config().head_config
     with torch.device("meta"):
         model = LiLiCorrModel(tiny_config(head_type=head_type, head_config=head_config))
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_row_42_configuration_cannot_choose_code(checkpoint, tmp_path):
+def test_a_configuration_cannot_choose_code(checkpoint, tmp_path):
     settings = json.loads((checkpoint / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
     for key in ("_attn_implementation", "attn_implementation", "_attn_implementation_internal"):
@@ -77,7 +77,7 @@ def test_row_42_configuration_cannot_choose_code(checkpoint, tmp_path):
             assert load(tmp_path, attn_implementation="eager").config._attn_implementation == "eager", key
 
 
-def test_row_43_the_card_pins_a_commit():
+def test_the_card_pins_a_commit():
     card = model_card(tiny_config(target_model="org/target"), repo_id="someone/drafter")
     assert 'from_pretrained("someone/drafter", revision="<commit>", trust_remote_code=True)' in card
     data = ModelCard(card).data
@@ -86,7 +86,7 @@ def test_row_43_the_card_pins_a_commit():
     assert ModelCard(model_card(tiny_config())).data.base_model is None
 
 
-def test_row_55_the_card_tells_the_thinking_mode_and_the_data(tmp_path):
+def test_the_card_tells_the_thinking_mode_and_the_data(tmp_path):
     data = {"tokens": 1234567, "sequences": 890, "revision": "abc", "template_options": {"enable_thinking": False}}
     config = tiny_config(training_data={**data, "decoding": {"temperature": 0.7}})
     card = model_card(config)
@@ -98,7 +98,7 @@ def test_row_55_the_card_tells_the_thinking_mode_and_the_data(tmp_path):
     assert "the template's defaults" in model_card(tiny_config(training_data={"template_options": {}}))
 
 
-def test_row_44_push_uploads_the_repository_and_nothing_else(hub):
+def test_push_uploads_the_repository_and_nothing_else(hub):
     assert (
         tiny_drafter().push_to_hub("someone/drafter", commit_message="First", private=True, tags=["mine"])
         == "commit info"
@@ -112,7 +112,7 @@ def test_row_44_push_uploads_the_repository_and_nothing_else(hub):
     assert hub.repositories == [("someone/drafter", {"private": True, "exist_ok": True})]
 
 
-def test_row_44_push_while_saving_leaves_private_files_at_home(hub, tmp_path):
+def test_push_while_saving_leaves_private_files_at_home(hub, tmp_path):
     (tmp_path / "optimizer.pt").write_text("x")
     (tmp_path / "notes.txt").write_text("x")
     tiny_drafter().save_pretrained(tmp_path, push_to_hub=True, repo_id="someone/drafter", revision="try")

@@ -214,7 +214,7 @@ def test_the_head_adds_tensors_under_its_prefix_only_and_no_embedding_or_lm_head
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_row_48_blocks_under_the_training_mask_equal_the_cached_inference_pass(kind: str, attention: str) -> None:
+def test_blocks_under_the_training_mask_equal_the_cached_inference_pass(kind: str, attention: str) -> None:
     model = make_model(attention, **KINDS[kind])
     ids, taps = sequence(batch=2, length=24)
     anchors = torch.tensor([[1, 4, 9, 16], [3, 6, 7, 18]])
@@ -252,7 +252,7 @@ def test_a_block_without_any_context_is_finite_and_sees_itself_only(attention: s
         torch.testing.assert_close(got, plain_pass(model, ids, taps, 0), rtol=0, atol=2e-5)
 
 
-def test_row_47_rows_at_and_after_the_anchor_never_reach_a_training_block() -> None:
+def test_rows_at_and_after_the_anchor_never_reach_a_training_block() -> None:
     model = make_model()
     ids, taps = sequence(batch=1, length=12)
     taps.requires_grad_()
@@ -387,7 +387,7 @@ def test_a_bf16_backbone_stays_close_to_fp32() -> None:
     torch.testing.assert_close(served.float(), trained.float(), rtol=0.05, atol=0.15)
 
 
-def test_row_50_block_ids_are_the_anchor_and_mask_tokens() -> None:
+def test_block_ids_are_the_anchor_and_mask_tokens() -> None:
     ids = make_model().block_ids(torch.tensor([4, 11]))
     mask = VOCAB - 1
     assert ids.tolist() == [[4, mask, mask, mask, mask], [11, mask, mask, mask, mask]]

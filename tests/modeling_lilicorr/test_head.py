@@ -210,7 +210,7 @@ def assert_fresh(head: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.5, 0.0])
-def test_row_66_a_fresh_head_has_zero_tables_and_live_factor_heads_whatever_the_backbones_spread(spread: float) -> None:
+def test_a_fresh_head_has_zero_tables_and_live_factor_heads_whatever_the_backbones_spread(spread: float) -> None:
     torch.manual_seed(0)
     assert_fresh(LiLiCorrModel(tiny_config(initializer_range=spread)).head)
     assert_fresh(LiLiCorrModel._from_config(tiny_config(initializer_range=spread)).head)
@@ -413,7 +413,7 @@ def test_gradients_reach_hidden_states_and_log_probs_but_not_candidate_embedding
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
 
 
-def test_row_66_a_fresh_head_can_leave_its_starting_point() -> None:
+def test_a_fresh_head_can_leave_its_starting_point() -> None:
     torch.manual_seed(0)
     head = LiLiCorrModel(tiny_config()).head
     out, inp, anchor_out = head.factors(**inputs(tiny_config()))

@@ -123,7 +123,7 @@ def replaced(head) -> None:
     ],
     ids=["double", "adapted", "hooked", "mixed", "elsewhere"],
 )
-def test_row_65_heads_that_are_more_than_their_weights_are_refused(head, change, reason: str) -> None:
+def test_heads_that_are_more_than_their_weights_are_refused(head, change, reason: str) -> None:
     change(head)
     with torch.no_grad(), pytest.raises(ValueError, match=rf"cannot serve this call: its lattice network .*{reason}"):
         wants(head)

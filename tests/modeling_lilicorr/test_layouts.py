@@ -161,7 +161,7 @@ def test_dflash_checkpoint_comes_back_byte_equal(tmp_path, head_type):
     assert_equal(again.state_dict(), tensors)
 
 
-def test_row_40b_fresh_head_on_a_dflash_checkpoint_is_initialised(tmp_path):
+def test_fresh_head_on_a_dflash_checkpoint_is_initialised(tmp_path):
     model = LiLiCorrModel.from_dflash(write(tmp_path, backbone_tensors()), head_config=HEAD_CONFIG)
     head = model.lilicorr
     for name, parameter in model.named_parameters():

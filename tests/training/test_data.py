@@ -66,7 +66,7 @@ def two_turns(**extra):
     return {"id": "m", "messages": [{"role": role, "content": text} for role, text in said], **extra}
 
 
-def test_row_56_every_answer_of_a_conversation_is_supervised(tmp_path, target_folder):
+def test_every_answer_of_a_conversation_is_supervised(tmp_path, target_folder):
     tokenizer = AutoTokenizer.from_pretrained(target_folder)
     whole = "<pad> : w9 </s> user : w0 </s> assistant : [w1 w2 </s>] user : w3 </s> assistant : [w4 w5 </s>]"
     ids = {"earlier_output_ids": [[8, 9, 2]], "output_ids": [11, 12, 2]}
@@ -109,7 +109,7 @@ THINKING = (  # as Qwen3: earlier turns lose their thinking, the generation prom
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_row_57_thinking_that_the_template_puts_in_is_not_supervised(tmp_path, word_tokenizer, thinking, with_ids):
+def test_thinking_that_the_template_puts_in_is_not_supervised(tmp_path, word_tokenizer, thinking, with_ids):
     tokenizer = word_tokenizer(THINKING)
     ids = {"earlier_output_ids": [[9, 10, 1]], "output_ids": [12, 13, 1]} if with_ids else {}
     path = write_rows(tmp_path / "a.jsonl", [two_turns(**ids)])
@@ -134,7 +134,7 @@ def test_thinking_that_the_target_said_is_supervised(tmp_path, word_tokenizer):
     assert supervised(example, tokenizer) == "user : w0 </s> assistant : [<think> w2 w7 </think> w2 w3 </s>]"
 
 
-def test_row_56_generation_spans_of_the_template_are_the_mask(tmp_path, word_tokenizer):
+def test_generation_spans_of_the_template_are_the_mask(tmp_path, word_tokenizer):
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ 'assistant : ' }}"
         "{% generation %}{{ 'w19 ' + m.content + ' </s>' }}{% endgeneration %}{{ ' ' }}"
@@ -147,7 +147,7 @@ def test_row_56_generation_spans_of_the_template_are_the_mask(tmp_path, word_tok
     assert supervised(example, tokenizer) == f"system : w9 </s> user : w0 </s> {said}"
 
 
-def test_row_56_a_template_that_leaves_nothing_to_supervise_is_shown(tmp_path, word_tokenizer):
+def test_a_template_that_leaves_nothing_to_supervise_is_shown(tmp_path, word_tokenizer):
     silent = (
         "{% for m in messages %}{{ m.role + ' : ' + ('' if m.role == 'assistant' else m.content) + ' </s> ' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
@@ -166,7 +166,7 @@ def manifest_for(path, tokenizer, **options):
     Manifest("target", None, Chat(tokenizer).digest, options).save_beside(path)
 
 
-def test_row_55_answers_of_another_chat_template_are_refused(tmp_path, word_tokenizer):
+def test_answers_of_another_chat_template_are_refused(tmp_path, word_tokenizer):
     path = write_rows(tmp_path / "a.jsonl", [answer_row(output_ids=[8, 1])])
     manifest_for(path, word_tokenizer(THINKING + " "))
     with pytest.raises(ValueError, match="another chat template than this target's"):

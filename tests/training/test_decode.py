@@ -72,7 +72,7 @@ def test_draws_follow_the_targets_distribution(target):
     assert ((counts - count * shares) ** 2 / (count * shares)).sum() < 20.5  # χ² of 5 degrees, p = 0.001
 
 
-def test_row_52_a_prompt_whose_logits_are_nan_is_given_up_alone(target, ending_target):
+def test_a_prompt_whose_logits_are_nan_is_given_up_alone(target, ending_target):
     with torch.no_grad():
         target.get_input_embeddings().weight[13] = float("nan")  # the word w6
     chat = Chat(AutoTokenizer.from_pretrained(ending_target))

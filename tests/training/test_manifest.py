@@ -45,7 +45,7 @@ def test_differences_are_named_and_a_target_is_known_by_its_revision():
     ]  # fmt: skip
 
 
-def test_row_55_the_thinking_mode_of_the_answers_is_what_a_drafter_records(tmp_path):
+def test_the_thinking_mode_of_the_answers_is_what_a_drafter_records(tmp_path):
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "bare.jsonl")]
     manifest(template_options={"enable_thinking": False}).save_beside(paths[0])
     manifest(template_options={"enable_thinking": False}, decoding={"temperature": 1.0}).save_beside(paths[1])

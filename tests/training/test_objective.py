@@ -119,7 +119,7 @@ def test_reranker_loss_alone_reaches_the_backbone_but_not_the_target(setup):
     assert all(p.grad is None for p in target.parameters())
 
 
-def test_row_46_and_64_the_walk_metric_is_the_decode_loop_on_the_same_block(setup):
+def test_the_walk_metric_is_the_decode_loop_on_the_same_block(setup):
     target, drafter, input_ids, blocks = setup
     drafter.eval()
     sums = run(JointObjective(drafter, target, Objective()), input_ids, blocks)
@@ -230,7 +230,7 @@ def test_blocks_worked_through_in_parts_give_the_same_loss_and_gradients(setup, 
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-def test_row_60_parts_keep_activations_of_one_part_only(setup):
+def test_parts_keep_activations_of_one_part_only(setup):
     target, drafter, input_ids, blocks = setup
 
     def kept(at_once):
@@ -249,7 +249,7 @@ def test_row_60_parts_keep_activations_of_one_part_only(setup):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_row_49_the_lm_head_is_the_one_of_the_loaded_target(target_folder, tmp_path, tied):
+def test_the_lm_head_is_the_one_of_the_loaded_target(target_folder, tmp_path, tied):
     torch.manual_seed(2)
     config = AutoConfig.from_pretrained(target_folder, tie_word_embeddings=tied)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

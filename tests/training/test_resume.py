@@ -51,7 +51,7 @@ def wait_for_state(process, output, step, seconds=600):
     raise AssertionError("no state came")
 
 
-def test_row_58_killed_at_a_random_step_and_resumed_equals_uninterrupted(tmp_path, make_settings, write_recipe):
+def test_a_run_killed_at_a_random_step_and_resumed_equals_an_uninterrupted_one(tmp_path, make_settings, write_recipe):
     options = {"steps": 60, "save_every": 3, "log_every": 4}
     whole, killed = make_settings(tmp_path / "whole", **options), make_settings(tmp_path / "killed", **options)
     process = start(write_recipe(tmp_path / "r.yaml", killed), killed)

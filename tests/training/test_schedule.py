@@ -29,7 +29,7 @@ def drawn(examples, step, micro_batch_size, processes):
 
 
 @pytest.mark.parametrize("layout", [(8, 1), (4, 1), (1, 1), (4, 2), (2, 2), (1, 8)])
-def test_row_62_batch_anchors_and_draws_do_not_depend_on_processes_or_micro_batches(examples, layout):
+def test_batch_anchors_and_draws_do_not_depend_on_processes_or_micro_batches(examples, layout):
     micro, processes = layout
     for step in (0, 1, 5):
         assert drawn(examples, step, micro, processes) == drawn(examples, step, 0, 1)

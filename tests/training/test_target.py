@@ -97,7 +97,7 @@ def test_the_plan_tells_the_size_of_what_is_missing(target, tmp_path, monkeypatc
                 states.plan(sequences)
 
 
-def test_row_63_taps_are_raw_layer_outputs_and_the_last_layer_which_is_seen_normed_cannot_be_one(target):
+def test_taps_are_raw_layer_outputs_and_the_last_layer_which_is_seen_normed_cannot_be_one(target):
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     raw = {}
     for number, layer in enumerate(target.model.layers):

@@ -41,7 +41,7 @@ def test_warm_start_takes_the_backbone_of_another_head(tmp_path, make_settings):
     assert any(name.startswith("lilicorr.") for name in started)
 
 
-def test_row_51_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(tmp_path, make_settings, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(tmp_path, make_settings, monkeypatch):
     right = train_module.JointObjective.loss
     monkeypatch.setattr(train_module.JointObjective, "loss", lambda self, *given: right(self, *given) * float("nan"))
     with pytest.raises(ValueError, match=r"The loss is nan at step 0 on p\d+, .* \(nonfinite-step-00000000.json names"):
@@ -51,7 +51,7 @@ def test_row_51_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(tmp_
     assert kept_states(tmp_path) == [] and not (tmp_path / "checkpoint").exists()
 
 
-def test_row_51_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, make_settings, monkeypatch):
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, make_settings, monkeypatch):
     poisoned = []
 
     def loss(self, *arguments):
@@ -101,7 +101,7 @@ def test_a_batch_that_cannot_be_shared_out_is_one_sentence(tmp_path, make_settin
         train(make_settings(tmp_path, micro_batch_size=3))
 
 
-def test_row_59_masters_and_moments_are_fp32_in_bf16_training_and_after_resuming(tmp_path, make_settings):
+def test_masters_and_moments_are_fp32_in_bf16_training_and_after_resuming(tmp_path, make_settings):
     AcceleratorState._reset_state(True)  # one process, one precision: this test has its own
     try:
         train(make_settings(tmp_path, mixed_precision="bf16", steps=2, save_every=1))
@@ -121,7 +121,7 @@ def assert_all_fp32(output, step):
     assert len(moments) == 2 * sum(name.startswith("model.") for name in kinds) and set(moments.values()) == {"F32"}
 
 
-def test_row_53_and_54_the_mask_token_is_a_row_of_the_target_and_ends_no_text(tmp_path, make_settings):
+def test_the_mask_token_is_a_row_of_the_target_and_ends_no_text(tmp_path, make_settings):
     bad = {"mask_token_id": 64, "num_hidden_layers": 2}
     with pytest.raises(ValueError, match=r"mask_token_id 64 is not a row of the target's embedding \(0 … 63\)"):
         train(make_settings(tmp_path, config=bad, head_type="none"))

@@ -2,7 +2,9 @@
 
 import typer
 
+from ..hub.terminal import print_in_any_encoding
 from .command import train
 
 if __name__ == "__main__":
+    print_in_any_encoding()
     typer.run(train)

@@ -122,25 +122,25 @@ def drafter_config(settings: TrainSettings, target_config: Any, mask_token_id: i
     Raises:
         ValueError: if it cannot work.
     """
-    try:
-        head = head_config_for(settings.head_type, target_config, settings.config.get("head_config") or {})
-        given = settings.config | ({"head_config": head} if head else {})
-        return LiLiCorrConfig.for_target(
-            target_config,
-            head_type=settings.head_type,
-            block_size=settings.block_size,
-            **({"mask_token_id": mask_token_id} | given),
-        )
-    except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
+    head = head_config_for(settings.head_type, target_config, settings.config.get("head_config"))
+    given = settings.config | ({"head_config": head} if head else {})
+    return LiLiCorrConfig.for_target(
+        target_config,
+        head_type=settings.head_type,
+        block_size=settings.block_size,
+        **({"mask_token_id": mask_token_id} | given),
+    )
 
 
-def head_config_for(head_type: str, target_config: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The papers' settings of a head for this target, with those `given`; empty where it needs none.
+def head_config_for(head_type: str, target_config: Any, given: Any) -> dict[str, Any]:
+    """The papers' settings of a head for this target, with those `given` (`None` for none); empty where it needs none.
 
     Raises:
-        ValueError: it takes no setting of such a name. TypeError: `given` is no mapping.
+        ValueError: it takes no setting of such a name, or `given` is no mapping.
     """
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ValueError(f"head_config is {given!r}, expected the head's settings by name; mend the recipe.")
     usual = default_head_config(head_type, target_config.get_text_config().hidden_size)
     known = [*usual, *OPTIONAL.get(head_type, ())]
     if usual and (unknown := [name for name in given if name not in known]):
@@ -151,10 +151,7 @@ def head_config_for(head_type: str, target_config: Any, given: dict[str, Any]) -
 def build_drafter(settings: TrainSettings, target: PreTrainedModel, mask_token_id: int) -> LiLiCorrModel:
     """A fresh fp32 drafter on the target's device, warm-started from `settings.init` where given."""
     config = drafter_config(settings, target.config, mask_token_id)
-    try:
-        drafter = LiLiCorrModel(config)
-    except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); mend it.") from error
+    drafter = LiLiCorrModel(config)
     if settings.init:
         start_from_checkpoint(drafter, target, Path(settings.init))
     else:

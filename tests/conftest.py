@@ -15,7 +15,9 @@ from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.hub.targets import smollm2
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+
+from .tiny import tiny_target
 
 TESTS = Path(__file__).parent
 LENGTHY = (  # files that take long together; a test of any other is marked `fast`, unless it is `slow`
@@ -98,24 +100,16 @@ def tiny_folders(tmp_path_factory):
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_only.decoder = ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only, pad_token="<pad>", eos_token="<eos>")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=264,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
+    target = tiny_target(
+        seed=0, vocab_size=264, intermediate_size=64, num_hidden_layers=5, max_position_embeddings=2048,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
         initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(root / "target")
+    )  # fmt: skip
+    target.save_pretrained(root / "target")
     tokenizer.save_pretrained(root / "target")
     for head in ("lilicorr", "none", "xpress"):
         drafter = LiLiCorrConfig.for_target(
-            config, head_type=head, block_size=5, num_hidden_layers=2, tokenizer_size=258,
+            target.config, head_type=head, block_size=5, num_hidden_layers=2, tokenizer_size=258,
             initializer_range=0.5 if head == "xpress" else 0.02,  # at 0.02 it would choose what the drafter does
         )  # fmt: skip
         LiLiCorrModel(drafter).save_pretrained(root / head)

@@ -6,48 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr import LiLiCorrModel
 from lilicorr.modeling_lilicorr.batch_draft_cache import BatchDraftCache
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
-VOCAB = 97
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.35,  # wide enough for varied texts and clear winners
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-
-
-def build_target(kind, **overrides):
-    torch.manual_seed(7)
-    settings = SHAPE | overrides
-    if kind == "llama":
-        return LlamaForCausalLM(LlamaConfig(**settings)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**settings)).eval()
-
-
-def build_drafter(target, head_type, **overrides):
-    torch.manual_seed(11)
-    settings = {
-        "num_hidden_layers": 2,
-        "block_size": 8,
-        "mask_token_id": 0,
-        "target_layer_ids": [0, 1, 2],
-        "head_type": head_type,
-    } | overrides
-    return LiLiCorrModel(LiLiCorrConfig.for_target(target.config, **settings)).eval()
+from ..tiny import VOCAB
+from ..tiny import tiny_drafter_for as build_drafter
+from ..tiny import tiny_target as build_target
 
 
 def teach_drafter(drafter, texts, wrong_slots=(), broken_slots=(), sure=0.9, spare=False):

@@ -202,10 +202,10 @@ def test_any_mix_of_options_is_plain(many, options, rows, seed, head, nodes, loo
 
 @pytest.fixture(scope="module")
 def many(_targets):
-    from .conftest import build_drafter
+    from ..tiny import tiny_drafter_for
 
     target = _targets["llama"]
-    return target, {head: build_drafter(target, head) for head in ("none", "lilicorr", "dcoco", "xpress")}
+    return target, {head: tiny_drafter_for(target, head) for head in ("none", "lilicorr", "dcoco", "xpress")}
 
 
 @pytest.mark.parametrize("decoding", ["auto", "stock"])

@@ -8,13 +8,13 @@ from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.modeling_lilicorr import draft_graphs
 from lilicorr.modeling_lilicorr.draft_graphs import KnownGraphs
 from lilicorr.modeling_lilicorr.graphs import CudaGraph
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from ..tiny import VOCAB, tiny_target
 from .tape import TapeGraph
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-BLOCK, DIM, VOCAB = 6, 32, 97
+BLOCK, DIM = 6, 32
 HEADS = {
     "none": ("none", {}),
     "lilicorr": ("lilicorr", {}),
@@ -31,12 +31,7 @@ if CUDA:  # on a CPU it looks whether its passes agree, and a capture must not l
 
 @pytest.fixture(scope="session")
 def target():
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=DIM, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.35, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().to(DEVICE)
+    return tiny_target().to(DEVICE)
 
 
 def drafter_for(target, head="lilicorr", attention="sdpa", **changes):

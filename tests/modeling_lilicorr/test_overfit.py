@@ -2,50 +2,29 @@
 
 import pytest
 import torch
-from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr import LiLiCorrModel
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
+
+from ..tiny import HEAD, tiny_drafter_for, tiny_target
 
 BLOCK, VOCAB, PROMPT, BLOCKS, COUNT = 16, 64, 6, 3, 3
 LENGTH = PROMPT + 1 + BLOCKS * BLOCK  # the prompt's own pass gives one token, each block sixteen
 
 
 def make_target(family: str) -> PreTrainedModel:
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "initializer_range": 0.3,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    torch.manual_seed(0)
-    if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**shape)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+    shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 5, "head_dim": 12}
+    return tiny_target(family, seed=0, **shape, initializer_range=0.3, bos_token_id=None)
 
 
 def make_drafter(target: PreTrainedModel, head_type: str) -> LiLiCorrModel:
-    torch.manual_seed(1)
-    config = LiLiCorrConfig.for_target(
-        target.config,
-        head_type=head_type,
-        block_size=BLOCK,
-        num_hidden_layers=2,
-        intermediate_size=96,
-        decoding="stock",  # whole blocks, one path each
-    )
+    changes = {"intermediate_size": 96, "target_layer_ids": [1, 2], "decoding": "stock"}  # whole blocks, one path each
     if head_type == "lilicorr":
-        config.head_config.update(
-            num_candidates=COUNT, hidden_size=32, num_heads=2, intermediate_size=48, factor_dim=32
-        )
-    return LiLiCorrModel(config)
+        changes["head_config"] = HEAD | {
+            "num_candidates": COUNT, "hidden_size": 32, "num_layers": 2, "intermediate_size": 48, "factor_dim": 32,
+        }  # fmt: skip
+    return tiny_drafter_for(target, head_type, seed=1, block_size=BLOCK, **changes)
 
 
 def pair_loss(first: Tensor, pair: Tensor, gold: Tensor) -> Tensor:

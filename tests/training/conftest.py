@@ -2,7 +2,6 @@ import json
 from dataclasses import asdict
 
 import pytest
-import torch
 import yaml
 from lilicorr.training.decode import Decoding
 from lilicorr.training.losses import Objective
@@ -10,7 +9,9 @@ from lilicorr.training.prompts import Source
 from lilicorr.training.regenerate import regenerate
 from lilicorr.training.settings import TrainSettings
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from ..tiny import HEAD, tiny_target
 
 WORDS = ["<pad>", "<s>", "</s>", "<mask>", "user", "assistant", ":"] + [f"w{i}" for i in range(57)]
 TEMPLATE = (
@@ -22,22 +23,11 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory):
     """A tiny random Llama with a word tokenizer and a chat template, saved as users save theirs."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        initializer_range=0.3,
-    )
     folder = tmp_path_factory.mktemp("target")
-    target = LlamaForCausalLM(config)
+    target = tiny_target(
+        seed=0, vocab_size=len(WORDS), intermediate_size=64, num_hidden_layers=6, max_position_embeddings=256,
+        eos_token_id=2, initializer_range=0.3,
+    )  # fmt: skip
     target.lm_head.weight.data[3] = 0.0  # <mask> is never said
     target.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
@@ -121,13 +111,9 @@ def make_settings(target_folder, answers):
     """Settings of a run of seconds: output folder and whatever differs."""
 
     def make(output, **changes):
-        head = {
-            "num_candidates": 4, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32,
-            "factor_dim": 8, "logit_scale": 8.0, "vector_eps": 1e-6,
-        }  # fmt: skip
         config = {"mask_token_id": 3, "num_hidden_layers": 2}
         if changes.get("head_type", "lilicorr") == "lilicorr":
-            config["head_config"] = head
+            config["head_config"] = dict(HEAD)
         defaults = {
             "target": target_folder, "data": [answers], "block_size": 4, "max_length": 64, "batch_size": 4,
             "anchors": 8, "steps": 12, "learning_rate": 5e-3, "head_learning_rate": 5e-3, "log_every": 4,

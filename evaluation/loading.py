@@ -7,12 +7,12 @@ from typing import Any
 
 import lilicorr
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..candidate_generator.requests import check_target
 from ..hub.precision import torch_dtype
-from ..hub.sources import check_model
+from ..hub.sources import check_model, check_tokenizer_files
+from ..training.target import UNLOADABLE
 
 
 class LoadingError(ValueError):
@@ -99,9 +99,10 @@ def load_pair(
 
 def _load(auto: Any, role: str, source: str | Path, **options: Any) -> Any:
     try:
+        if role == "tokenizer":
+            check_tokenizer_files(source)
         return auto.from_pretrained(str(source), **options)
-    # Files that are missing, torn or of another kind, wrong settings, tensors of other sizes, a package that is needed.
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except UNLOADABLE as error:
         reason = " ".join(str(error).split())
         missing = "" if Path(source).exists() else "there is no such folder, and as a repository: "
         raise LoadingError(f"The {role} {source} could not be loaded: {missing}{reason}") from error

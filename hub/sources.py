@@ -51,6 +51,26 @@ def _check_config(role: str, folder: Path) -> None:
         raise ValueError(f"{folder} holds a drafter, which has no {role} of its own; give its target's folder there.")
 
 
+def check_tokenizer_files(source: str | Path) -> None:
+    """Raise a `ValueError` for a folder whose tokenizer files are of another kind of JSON, which Transformers trips on.
+
+    A file that is missing Transformers says itself.
+    """
+    for name, key, kinds in (
+        ("tokenizer.json", "model", (dict,)),
+        ("tokenizer_config.json", "tokenizer_class", (str, type(None))),
+    ):
+        path = Path(source) / name
+        if not path.is_file():
+            continue
+        try:
+            held = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            held = None
+        if not isinstance(held, dict) or not isinstance(held.get(key), kinds):
+            raise ValueError(f"{path} is not as a tokenizer is saved; copy it again from the target's repository.")
+
+
 def check_reachable(role: str, source: str | Path) -> None:
     """Raise a `ValueError` for a repository that neither disk nor Hub can give, instead of half a minute's wait.
 

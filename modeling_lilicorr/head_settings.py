@@ -88,8 +88,9 @@ def head_problems(head_type: str, head: dict[str, Any], vocab_size: int) -> Iter
         if type(head[key]) in (int, float) and head[key] > most:
             yield f"The head's {key} is {shown(head[key])}, expected at most {most:,}."
             return
-    if "num_candidates" in head and not 1 <= head["num_candidates"] <= vocab_size:
-        yield f"num_candidates is {head['num_candidates']}, expected 1 to the vocabulary's {vocab_size}."
+    count = head.get("num_candidates", 1)
+    if type(count) is not int or not 1 <= count <= vocab_size:
+        yield f"num_candidates is {shown(count)}, expected 1 to the vocabulary's {vocab_size}."
     if not isinstance(head.get("residual", False), bool):
         yield f"The head's residual is {shown(head['residual'])}, expected true or false."
     if head.get("walk", "greedy") not in WALKS:

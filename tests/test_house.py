@@ -1,6 +1,7 @@
 """The rules of CONTRIBUTING.md that a machine can check."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +102,8 @@ def test_no_script_shadows_a_room_or_hugging_face_kernels():
     # `python benchmarks/x.py` puts benchmarks/ first on the path; Transformers would then import a kernels.py there.
     names = {path.stem for path in (ROOT / "benchmarks").iterdir()}
     assert not names & {*LAYER, "benchmarks", "tests"}
+
+
+def test_tests_are_named_after_behaviours_and_not_numbered():
+    names = [name for path in sources("tests") for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))]
+    assert len(names) > 500 and [name for name in names if re.match(r"test_(row|case|item|issue)?_?\d", name)] == []

@@ -5,6 +5,7 @@ import os
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from ..hub.sources import check_tokenizer_files
 from ..modeling_lilicorr.modeling_lilicorr import LiLiCorrModel
 from .batch_order import BatchOrder
 from .data import Example
@@ -12,6 +13,7 @@ from .memory import step_memory
 from .settings import TrainSettings
 from .sources import training_examples
 from .tally import Tally
+from .target import UNLOADABLE
 from .train import drafter_config, total_steps
 
 OPEN, CLOSE = "⟦", "⟧"  # around what is supervised
@@ -25,9 +27,10 @@ def describe(settings: TrainSettings) -> str:
     """
     settings.validate()
     try:
+        check_tokenizer_files(settings.target)
         target_config = AutoConfig.from_pretrained(settings.target)
         tokenizer = AutoTokenizer.from_pretrained(settings.target)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the library's, at broken files
+    except UNLOADABLE as error:
         raise ValueError(f"The target {settings.target} could not be read: {' '.join(str(error).split())}") from error
     text = target_config.get_text_config()
     tally = Tally(settings.strict)

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from ..hub.precision import torch_name
+from ..hub.sources import check_tokenizer_files
 from .answers import AnswersFile
 from .chat import Chat
 from .data import turns_of
@@ -21,7 +22,7 @@ from .manifest import Manifest, manifest_path, time_of
 from .progress import Bar, waiting
 from .prompts import Source, read_conversations
 from .tally import Tally, Unusable
-from .target import load_target
+from .target import UNLOADABLE, load_target
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
@@ -168,8 +169,9 @@ def revision(target: str, model: Any) -> str:
 
 def _tokenizer(target: str) -> Any:
     try:
+        check_tokenizer_files(target)
         return AutoTokenizer.from_pretrained(target)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the library's, at broken files
+    except UNLOADABLE as error:
         raise ValueError(
             f"The tokenizer of {target} could not be loaded ({' '.join(str(error).split())}); name the folder or "
             "repository of the target that the endpoint serves."

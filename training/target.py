@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -16,10 +17,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..hub.precision import torch_dtype
-from ..hub.sources import check_models
+from ..hub.sources import check_models, check_tokenizer_files
 from .checkpoint import size_said
 from .data import Batch, Example
 
+# What Transformers raises for files that are missing, torn or of another kind, wrong settings, tensors of other sizes,
+# and packages that are needed.
+UNLOADABLE = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a weight
 
 
@@ -32,9 +36,10 @@ def load_target(source: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTok
     kind = torch_dtype(dtype)
     check_models(source, [])
     try:
+        check_tokenizer_files(source)
         tokenizer = AutoTokenizer.from_pretrained(source)
         return AutoModelForCausalLM.from_pretrained(source, dtype=kind).eval(), tokenizer
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except UNLOADABLE as error:
         missing = "" if Path(source).exists() else "there is no such folder, and as a repository: "
         raise ValueError(f"The target {source} could not be loaded: {missing}{' '.join(str(error).split())}") from error
 

@@ -122,25 +122,25 @@ def drafter_config(settings: TrainSettings, target_config: Any, mask_token_id: i
     Raises:
         ValueError: if it cannot work.
     """
-    try:
-        head = head_config_for(settings.head_type, target_config, settings.config.get("head_config") or {})
-        given = settings.config | ({"head_config": head} if head else {})
-        return LiLiCorrConfig.for_target(
-            target_config,
-            head_type=settings.head_type,
-            block_size=settings.block_size,
-            **({"mask_token_id": mask_token_id} | given),
-        )
-    except TypeError as error:  # a value of the wrong kind
-        raise ValueError(f"The recipe's config {settings.config} cannot work ({error}); fix it.") from error
+    head = head_config_for(settings.head_type, target_config, settings.config.get("head_config"))
+    given = settings.config | ({"head_config": head} if head else {})
+    return LiLiCorrConfig.for_target(
+        target_config,
+        head_type=settings.head_type,
+        block_size=settings.block_size,
+        **({"mask_token_id": mask_token_id} | given),
+    )
 
 
-def head_config_for(head_type: str, target_config: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The papers' settings of a head for this target, with those `given`; empty where it needs none.
+def head_config_for(head_type: str, target_config: Any, given: Any) -> dict[str, Any]:
+    """The papers' settings of a head for this target, with those `given` (`None` for none); empty where it needs none.
 
     Raises:
-        ValueError: it takes no setting of such a name. TypeError: `given` is no mapping.
+        ValueError: it takes no setting of such a name, or `given` is no mapping.
     """
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ValueError(f"head_config is {given!r}, expected the head's settings by name; fix the recipe.")
     usual = default_head_config(head_type, target_config.get_text_config().hidden_size)
     known = [*usual, *OPTIONAL.get(head_type, ())]
     if usual and (unknown := [name for name in given if name not in known]):

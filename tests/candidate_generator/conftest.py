@@ -13,16 +13,13 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from ..tiny import VOCAB, tiny_drafter, tiny_target
-
-
-def build_target(kind, **overrides):
-    return tiny_target(kind, **{"max_position_embeddings": 512} | overrides)
+from ..tiny import VOCAB, tiny_drafter_for
+from ..tiny import tiny_target as build_target
 
 
 def build_drafter(target, head_type, **overrides):
-    settings = {"block_size": 8, "mask_token_id": 0, "target_layer_ids": [0, 1, 2], "max_nodes": 7}
-    return tiny_drafter(target, head_type, **settings | overrides)  # seven nodes, whatever the machine would choose
+    """Trees of seven nodes, whatever the machine would choose."""
+    return tiny_drafter_for(target, head_type, **{"max_nodes": 7} | overrides)
 
 
 def teach_drafter(drafter, texts, wrong_slots=(), broken_slots=(), sure=0.9, spare=False):

@@ -8,12 +8,9 @@ import torch
 import transformers
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 
-VOCAB = 97
-SHAPE = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.3,
-    "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
-}  # fmt: skip
+from ..tiny import TARGET, VOCAB
+
+SHAPE = TARGET | {"max_position_embeddings": 256, "initializer_range": 0.3}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
 SHORT = 12  # a window that the texts outgrow
 LAYERS = ["sliding_attention", "full_attention"] * 2

@@ -4,7 +4,8 @@ import pytest
 import torch
 from lilicorr import generate
 from lilicorr.candidate_generator import target_cache
-from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..tiny import tiny_target
 
 OPTIONS = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": [5, 9, 20], "pad_token_id": 0}
 
@@ -81,10 +82,7 @@ def test_what_cannot_work_is_one_sentence(llama, llama_drafter, prompts):
     with pytest.raises(ValueError, match="use_cache is False"):
         generate(llama, llama_drafter, prompts, use_cache=False)
     with pytest.raises(ValueError, match="vocab_size 112, but this drafter was made for a target with 97"):
-        wide = LlamaConfig(
-            vocab_size=112, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-        )
-        generate(LlamaForCausalLM(wide), llama_drafter, prompts)
+        generate(tiny_target(vocab_size=112), llama_drafter, prompts)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from huggingface_hub.utils import _http
 from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from transformers.utils import hub as transformers_hub
 
-from ..tiny import tiny_target
+from .. import tiny
 from .fake_hub import TOKEN, FakeHub
 
 # A process that has torch and Transformers, but neither this package nor triton nor a network (HF_ENDPOINT on loopback
@@ -30,32 +30,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 
 def tiny_config(**overrides) -> LiLiCorrConfig:
-    head = {
-        "num_candidates": 4,
-        "hidden_size": 16,
-        "num_layers": 1,
-        "num_heads": 2,
-        "intermediate_size": 32,
-        "factor_dim": 8,
-        "logit_scale": 8.0,
-        "vector_eps": 1e-6,
-    }
-    settings = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 128,
-        "block_size": 4,
-        "mask_token_id": 96,
-        "target_layer_ids": [1, 2],
-        "num_target_layers": 4,
-        "head_config": head,
-    }
-    return LiLiCorrConfig(**{**settings, **overrides})
+    return tiny.tiny_config(**{"block_size": 4, "max_position_embeddings": 128} | overrides)
 
 
 def tiny_drafter(seed: int = 0, **overrides) -> LiLiCorrModel:
@@ -99,8 +74,9 @@ def run_clean(script: str, home: Path, *arguments: object, **environment: str) -
 
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory) -> Path:
+    ends = {"max_position_embeddings": 128, "eos_token_id": 2, "pad_token_id": None}
     folder = tmp_path_factory.mktemp("target")
-    tiny_target(seed=1, max_position_embeddings=128, initializer_range=0.2, eos_token_id=2).save_pretrained(folder)
+    tiny.tiny_target(seed=1, initializer_range=0.2, **ends).save_pretrained(folder)
     return folder
 
 

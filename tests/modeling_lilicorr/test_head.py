@@ -8,36 +8,25 @@ from lilicorr.modeling_lilicorr.lattice import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import tiny
+from ..tiny import HEAD
+
 TABLES = ("slot_embedding", "rank_embedding", "relative_slot_bias", "same_slot_bias")
 FACTOR_HEADS = ("out_head", "in_head", "anchor_out_head")
 
 
 def tiny_config(hidden: int = 48, width: int = 32, block: int = 6, count: int = 4, **overrides) -> LiLiCorrConfig:
-    head = {
-        "num_candidates": count,
-        "hidden_size": width,
-        "num_layers": 2,
-        "num_heads": 4,
-        "intermediate_size": 40,
-        "factor_dim": 24,
-        "logit_scale": 8.0,
-        "vector_eps": 1e-6,
-    }
+    sizes = {"num_candidates": count, "hidden_size": width, "num_layers": 2, "num_heads": 4}
     settings = {
         "vocab_size": 90,
         "hidden_size": hidden,
         "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "block_size": block,
         "mask_token_id": 89,
         "target_layer_ids": [1, 3],
         "num_target_layers": 6,
-        "head_config": head,
+        "head_config": HEAD | sizes | {"intermediate_size": 40, "factor_dim": 24},
     }
-    return LiLiCorrConfig(**{**settings, **overrides})
+    return tiny.tiny_config(block, **settings | overrides)
 
 
 def lively(config: LiLiCorrConfig, seed: int = 0) -> LiLiCorrModel:

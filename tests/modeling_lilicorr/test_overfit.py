@@ -7,28 +7,24 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ..tiny import tiny_drafter, tiny_target
+from ..tiny import HEAD, tiny_drafter_for, tiny_target
 
 BLOCK, VOCAB, PROMPT, BLOCKS, COUNT = 16, 64, 6, 3, 3
 LENGTH = PROMPT + 1 + BLOCKS * BLOCK  # the prompt's own pass gives one token, each block sixteen
 
 
 def make_target(family: str) -> PreTrainedModel:
-    shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 5}
-    return tiny_target(family, 0, **shape, initializer_range=0.3, bos_token_id=None)
+    shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 5, "head_dim": 12}
+    return tiny_target(family, seed=0, **shape, initializer_range=0.3, bos_token_id=None)
 
 
 def make_drafter(target: PreTrainedModel, head_type: str) -> LiLiCorrModel:
-    head = {"num_candidates": COUNT, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "factor_dim": 32}
-    return tiny_drafter(
-        target,
-        head_type,
-        1,
-        head if head_type == "lilicorr" else None,
-        block_size=BLOCK,
-        intermediate_size=96,
-        decoding="stock",  # whole blocks, one path each
-    ).train()
+    changes = {"intermediate_size": 96, "target_layer_ids": [1, 2], "decoding": "stock"}  # whole blocks, one path each
+    if head_type == "lilicorr":
+        changes["head_config"] = HEAD | {
+            "num_candidates": COUNT, "hidden_size": 32, "num_layers": 2, "intermediate_size": 48, "factor_dim": 32,
+        }  # fmt: skip
+    return tiny_drafter_for(target, head_type, seed=1, block_size=BLOCK, **changes)
 
 
 def pair_loss(first: Tensor, pair: Tensor, gold: Tensor) -> Tensor:
@@ -44,7 +40,7 @@ def overfit(drafter: LiLiCorrModel, target: PreTrainedModel, ids: Tensor, steps:
     """Plain cross-entropy on every block of `ids [1, L]` whose slots all exist, under the training mask."""
     with torch.no_grad():
         states = target(ids, output_hidden_states=True).hidden_states
-    target_hidden = torch.cat([states[layer + 1] for layer in drafter.config.target_layer_ids], dim=-1)
+    taps = torch.cat([states[layer + 1] for layer in drafter.config.target_layer_ids], dim=-1)
     embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
     anchors = torch.arange(PROMPT, LENGTH - BLOCK + 1)
     labels = ids[0][anchors[:, None] + torch.arange(1, BLOCK)]
@@ -55,7 +51,7 @@ def overfit(drafter: LiLiCorrModel, target: PreTrainedModel, ids: Tensor, steps:
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=4e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
-        context = drafter.project_context(target_hidden)
+        context = drafter.project_context(taps)
         hidden = drafter.decode_block(noise, context, positions, torch.arange(LENGTH)[None], attention_mask=mask)[:, 1:]
         log_probs = F.linear(hidden, lm_head.weight.detach()).log_softmax(-1)
         loss = F.nll_loss(log_probs.flatten(0, 1), labels.flatten())

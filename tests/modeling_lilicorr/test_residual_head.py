@@ -8,34 +8,17 @@ from lilicorr.modeling_lilicorr.head_lilicorr import GATE
 from lilicorr.modeling_lilicorr.lattice import Block
 from torch import Tensor
 
+from .. import tiny
+from ..tiny import HEAD
+
 BLOCKS, SLOTS, COUNT, DIM, VOCAB = 3, 5, 4, 32, 90
-HEAD = {
-    "num_candidates": COUNT,
-    "hidden_size": 16,
-    "num_layers": 2,
-    "num_heads": 4,
-    "intermediate_size": 40,
-    "factor_dim": 24,
-    "logit_scale": 8.0,
-    "vector_eps": 1e-6,
-}
+SHAPE = {"vocab_size": VOCAB, "hidden_size": DIM, "intermediate_size": 64, "mask_token_id": VOCAB - 1}
+SIZES = {"num_candidates": COUNT, "num_layers": 2, "num_heads": 4, "intermediate_size": 40, "factor_dim": 24}
 
 
 def tiny_config(**head) -> LiLiCorrConfig:
-    return LiLiCorrConfig(
-        vocab_size=VOCAB,
-        hidden_size=DIM,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        block_size=SLOTS + 1,
-        mask_token_id=VOCAB - 1,
-        target_layer_ids=[1, 3],
-        num_target_layers=6,
-        head_config=HEAD | head,
-    )
+    taps = {"target_layer_ids": [1, 3], "num_target_layers": 6}
+    return tiny.tiny_config(SLOTS + 1, **SHAPE, **taps, head_config=HEAD | SIZES | head)
 
 
 def lively(config: LiLiCorrConfig) -> LiLiCorrModel:

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from lilicorr import LiLiCorrConfig, LiLiCorrModel
+from lilicorr import LiLiCorrModel
 from lilicorr.modeling_lilicorr.head_xpress import XPressHead
 from lilicorr.modeling_lilicorr.lattice import Block
 from torch import Tensor
+
+from ..tiny import tiny_config
 
 VOCAB, DIM, SLOTS, BLOCKS, RANK = 61, 24, 6, 32, 10
 
@@ -13,21 +15,11 @@ VOCAB, DIM, SLOTS, BLOCKS, RANK = 61, 24, 6, 32, 10
 def new_head(spread: float = 0.5) -> XPressHead:
     """A fresh head, with so much noise on every parameter that nothing hides behind a zero."""
     torch.manual_seed(0)
-    config = LiLiCorrConfig(
-        vocab_size=VOCAB,
-        hidden_size=DIM,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        block_size=SLOTS + 1,
-        mask_token_id=VOCAB - 1,
-        target_layer_ids=[1],
-        num_target_layers=6,
-        head_type="xpress",
+    config = tiny_config(
+        SLOTS + 1, vocab_size=VOCAB, hidden_size=DIM, intermediate_size=32, num_hidden_layers=1,
+        mask_token_id=VOCAB - 1, target_layer_ids=[1], num_target_layers=6, head_type="xpress",
         head_config={"rank": RANK, "mlp_ratio": 2, "num_jacobi_passes": SLOTS},
-    )
+    )  # fmt: skip
     head = LiLiCorrModel(config).eval().requires_grad_(False).head
     for parameter in head.parameters():
         parameter.add_(torch.randn_like(parameter) * spread)

@@ -11,7 +11,7 @@ from lilicorr.training.settings import TrainSettings
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from ..tiny import tiny_target
+from ..tiny import HEAD, tiny_target
 
 WORDS = ["<pad>", "<s>", "</s>", "<mask>", "user", "assistant", ":"] + [f"w{i}" for i in range(57)]
 TEMPLATE = (
@@ -23,11 +23,11 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory):
     """A tiny random Llama with a word tokenizer and a chat template, saved as users save theirs."""
+    folder = tmp_path_factory.mktemp("target")
     target = tiny_target(
         seed=0, vocab_size=len(WORDS), intermediate_size=64, num_hidden_layers=6, max_position_embeddings=256,
         eos_token_id=2, initializer_range=0.3,
     )  # fmt: skip
-    folder = tmp_path_factory.mktemp("target")
     target.lm_head.weight.data[3] = 0.0  # <mask> is never said
     target.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
@@ -111,13 +111,9 @@ def make_settings(target_folder, answers):
     """Settings of a run of seconds: output folder and whatever differs."""
 
     def make(output, **changes):
-        head = {
-            "num_candidates": 4, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32,
-            "factor_dim": 8, "logit_scale": 8.0, "vector_eps": 1e-6,
-        }  # fmt: skip
         config = {"mask_token_id": 3, "num_hidden_layers": 2}
         if changes.get("head_type", "lilicorr") == "lilicorr":
-            config["head_config"] = head
+            config["head_config"] = dict(HEAD)
         defaults = {
             "target": target_folder, "data": [answers], "block_size": 4, "max_length": 64, "batch_size": 4,
             "anchors": 8, "steps": 12, "learning_rate": 5e-3, "head_learning_rate": 5e-3, "log_every": 4,

@@ -1,15 +1,23 @@
+import io
 import re
+import runpy
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from lilicorr import LiLiCorrModel
+from lilicorr.evaluation.loading import load_pair
 from lilicorr.training.data import collate, load_examples
 from lilicorr.training.dry_run import describe, render
+from lilicorr.training.endpoint import Endpoint
 from lilicorr.training.memory import step_memory
+from lilicorr.training.prompts import Source
+from lilicorr.training.regenerate import regenerate
 from lilicorr.training.settings import TrainSettings, find_recipe
+from lilicorr.training.target import load_target
 from lilicorr.training.train import drafter_config
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
@@ -36,6 +44,46 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(tmp_path, make_settings, 
     assert f"12 steps of 4 sequences (1 process, 2 micro-batches of 2), 3.00 epochs, {3 * tokens:,} tokens" in text
     assert "4 sequences (1 process, 1 micro-batch of 4)" in describe(replace(settings, micro_batch_size=0))
     assert f"The first example ({examples[0].id})" in text and "⟦" in text
+
+
+TORN_FILES = {
+    "tokenizer.json": ("", "[]", "{}", '{"model": 5}'),
+    "tokenizer_config.json": ("[]", '{"tokenizer_class": 5}'),
+    "config.json": ("[]", '{"model_type": "llama", "hidden_size": "x"}'),
+}
+
+
+@pytest.mark.parametrize("name, text", [(name, text) for name, texts in TORN_FILES.items() for text in texts])
+def test_files_that_are_not_a_targets_are_one_sentence_wherever_they_are_read(
+    tmp_path, make_settings, bare_target, prompt_file, name, text
+):
+    (Path(bare_target) / name).write_text(text)
+    readers = [
+        lambda: describe(make_settings(tmp_path / "output", target=bare_target)),
+        lambda: load_target(bare_target, "fp32"),
+        lambda: load_pair(bare_target, {}, dtype="fp32", device="cpu"),
+        lambda: regenerate(
+            bare_target, Source([str(prompt_file)]), str(tmp_path / "o"), endpoint=Endpoint("http://localhost:1", "m")
+        ),
+    ]
+    for reader in readers if name != "config.json" else readers[:3]:
+        with pytest.raises(ValueError, match=r"could not be (read|loaded)") as caught:
+            reader()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_console_of_any_encoding_shows_what_accelerate_starts(
+    tmp_path, make_settings, write_recipe, bare_target, answers, monkeypatch
+):
+    recipe = write_recipe(tmp_path / "recipe.yaml", make_settings(tmp_path / "output"))
+    arguments = ["--data", answers, "--output", tmp_path / "output", "--target", bare_target, "--dry-run"]
+    monkeypatch.setattr(sys, "argv", ["lilicorr.training", str(recipe), *map(str, arguments)])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("lilicorr.training", run_name="__main__")
+    sys.stdout.flush()
+    said = sys.stdout.buffer.getvalue().decode("ascii")
+    assert not ended.value.code and "Parameters: target" in said and "[" in said
 
 
 def test_a_dry_run_counts_parameters(make_settings, bare_target, target_folder, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from lilicorr import LiLiCorrModel
+from lilicorr import LiLiCorrConfig, LiLiCorrModel
 from lilicorr.training import train as train_module
 from lilicorr.training.checkpoint import kept_states
 from lilicorr.training.losses import lilicorr as loss_module
@@ -170,7 +170,11 @@ def test_trackers_are_used_by_name_and_unknown_ones_refused(tmp_path, make_setti
         ({"head_type": "unheard-of"}, "head_type is 'unheard-of', expected one of"),
         ({"block_size": 1}, "block_size is 1"),
         ({"config": {"mask_token_id": "x"}}, "mask_token_id is 'x', expected a whole number"),
-        ({"config": {"mask_token_id": 3, "head_config": 5}}, "config .* cannot work"),
+        ({"config": {"mask_token_id": 3, "head_config": 5}}, "head_config is 5, expected the head's settings by name"),
+        (
+            {"head_type": "none", "config": {"head_config": {"num_candidates": None}}},
+            "num_candidates is None, expected 1",
+        ),
         ({"dtype": "int3"}, "dtype is 'int3', expected one of auto, fp32"),
         ({"compile": "magic"}, "compile is 'magic', expected 'no' or one of"),
         ({"init": "absent"}, r"absent has no model\.safetensors to start from"),
@@ -179,6 +183,18 @@ def test_trackers_are_used_by_name_and_unknown_ones_refused(tmp_path, make_setti
 def test_settings_that_cannot_work_are_one_sentence(tmp_path, make_settings, changes, message):
     with pytest.raises(ValueError, match=message):
         train(make_settings(tmp_path, **changes))
+
+
+def test_our_own_errors_are_not_said_to_be_the_recipes(tmp_path, make_settings, monkeypatch):
+    def broken(*_, **__):
+        raise AttributeError("a bug of ours")
+
+    monkeypatch.setattr("lilicorr.training.train.LiLiCorrModel", broken)
+    with pytest.raises(AttributeError, match="a bug of ours"):
+        train(make_settings(tmp_path))
+    monkeypatch.setattr(LiLiCorrConfig, "for_target", broken)
+    with pytest.raises(AttributeError, match="a bug of ours"):
+        train(make_settings(tmp_path))
 
 
 def test_torn_or_foreign_start_is_one_sentence(tmp_path, make_settings):

@@ -125,7 +125,7 @@ class DecodingLoop:
             self.rows.append(DecodingRow(ids, request.of_row(row, rows), ids[real] if len(ids) else ids, self.lookup))
             self._wait(row, outputs.hidden_states, used[row, -read:].nonzero()[:, 0], self._real[row])
         self._keep(outputs, None)
-        if not self._limit:
+        if self._columns > self._limit:
             self.cache.crop(0)  # layers that slide keep everything until they are told
         logits = outputs.logits[:, -1:]
         del outputs

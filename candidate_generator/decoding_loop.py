@@ -92,7 +92,6 @@ class DecodingLoop:
         """
         rows = input_ids.shape[0]
         self._cache_name, self.cache = cache_in(model_kwargs)
-        record_past(self.cache, max(1, self.nodes.most))
         cached = int(self.cache.get_seq_length())
         mask = model_kwargs.get("attention_mask")
         target: Any = self.target
@@ -102,6 +101,7 @@ class DecodingLoop:
             model_kwargs | {"output_hidden_states": self._parts.output_hidden_states},
         )
         check_croppable(self.cache, request.config)
+        record_past(self.cache, max(1, self.nodes.most))  # not before: sliding layers would keep the whole prompt
         read = self._parts.rows_of(outputs.hidden_states)
         self._columns = int(self.cache.get_seq_length())
         self._extras = {
@@ -132,8 +132,8 @@ class DecodingLoop:
             self.rows.append(DecodingRow(ids, request.of_row(row, rows), ids[real] if len(ids) else ids, self.lookup))
             self._wait(row, outputs.hidden_states, used[row, -read:].nonzero()[:, 0], self._real[row])
         self._keep(outputs, None)
-        if not self._limit:
-            self.cache.crop(0)  # layers that slide keep everything until they are told
+        if self._columns > self._limit:
+            self.cache.crop(0)  # of a cache that recorded before: layers that slide keep everything until they are told
         logits = outputs.logits[:, -1:]
         del outputs
         anchors = torch.zeros(rows, dtype=torch.long, device=self.drafter.device)

@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers.cache_utils import StaticLayer
 from transformers.generation.streamers import BaseStreamer
 
 ENDS = [5, 9, 20, 33]
@@ -93,6 +94,8 @@ def test_a_given_cache_of_a_batch_stays_as_it_is_and_serves_again(batch):
 
 def test_a_static_cache_that_is_set_up_before_the_prompt_is_read(new_target, new_drafter):
     """In pieces, that is: it then has the batch's rows before it holds anything, and each row takes its own."""
+    if not StaticLayer.is_croppable:
+        pytest.skip("this release of Transformers cannot crop static caches, and drafting says so")
     target = new_target("llama")
     ids = torch.randint(1, 97, (3, 10), generator=torch.Generator().manual_seed(1))
     call = {"input_ids": ids, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}

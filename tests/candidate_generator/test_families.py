@@ -164,6 +164,22 @@ def test_a_familys_outputs_are_plain_ones(name, attention, teach):
     assert drafter.last_generation.accepted > 10 and len(drafter.last_generation.rows) == 3
 
 
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", [name for name, (_, changes) in FAMILIES.items() if SHORT in changes.values()])
+def test_prompts_longer_than_a_window(name, rows, chunk, teach):
+    if not hasattr(transformers, f"{FAMILIES[name][0]}PreTrainedModel"):
+        pytest.skip("this release of Transformers has no such family")
+    target = build(name)
+    drafter = drafter_of(target)
+    ids = torch.randint(1, 90, (rows, SHORT + 8), generator=torch.Generator().manual_seed(2))
+    options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "prefill_chunk_size": chunk}
+    plain = target.generate(ids, **options)
+    teach(drafter, list(plain), wrong_slots=(3,))
+    assert torch.equal(target.generate(ids, assistant_model=drafter, **options), plain)
+    assert drafter.last_generation.accepted > 8
+
+
 def seen(name, rows):
     """A prompt with an image, the same in each of so many rows."""
     noise = torch.randn(rows, 16, 96, generator=torch.Generator().manual_seed(4))

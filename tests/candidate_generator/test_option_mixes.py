@@ -8,9 +8,10 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.cache_utils import StaticLayer
 from transformers.generation.streamers import BaseStreamer
 
 from .conftest import build_drafter, build_target, teach_drafter
@@ -82,6 +83,12 @@ def mixes(draw):
     return {"max_new_tokens": new} | {name: draw(st.sampled_from(VALUES[name])) for name in names}
 
 
+def decided(scores):
+    """Whether no step's first two tokens are as good as tied: rounding over more rows may then choose either."""
+    first, second = torch.stack(scores).topk(2, dim=-1).values.unbind(-1)
+    return not bool(((first - second).abs() < 1e-4).any())
+
+
 @settings(
     max_examples=int(MIXES or 200),
     deadline=None,
@@ -113,8 +120,8 @@ def test_any_mix_of_options_is_plain(
     ids = torch.randint(1, 97, (rows, length), generator=generator)
     mask = (torch.arange(length) >= torch.randint(0, length, (rows, 1), generator=generator)).long()
     call = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "input_ids": ids} | options
-    if kind == "sliding" and call.get("cache_implementation") == "static":
-        del call["cache_implementation"]  # a static window cannot be cropped once it is full, and that is refused
+    if call.get("cache_implementation") == "static" and (kind == "sliding" or not StaticLayer.is_croppable):
+        del call["cache_implementation"]  # a full window cannot be cropped, nor can any in old releases: refused
     if "exponential_decay_length_penalty" in call:
         call.setdefault("eos_token_id", ENDS[0])
     if "stop_strings" in call:
@@ -126,9 +133,6 @@ def test_any_mix_of_options_is_plain(
         call["attention_mask"] = mask = torch.ones_like(mask)
         call.pop("prefill_chunk_size", None)
         call.pop("cache_implementation", None)
-    if outputs:
-        call |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-        call |= {"output_hidden_states": rows < 3}
 
     def ask(**extra):
         if own == "processor":
@@ -145,15 +149,18 @@ def test_any_mix_of_options_is_plain(
                 target(ids[:, : length // 2], **{name: cache})
         return target.generate(**call, **extra), getattr(extra.get("streamer"), "given", None)
 
-    plain, told = ask()
-    sequences = plain.sequences if outputs else plain
+    plain, told = ask(return_dict_in_generate=True, output_scores=True, output_logits=True)
+    assume(decided(plain.scores))
+    sequences = plain.sequences
     if right and "inputs_embeds" not in call:
         real = torch.nn.functional.pad(mask, (0, sequences.shape[1] - length), value=1).bool()
         teach_drafter(drafter, [row[given] for row, given in zip(sequences, real, strict=True)], wrong_slots=(4,))
-    ours, heard = ask(assistant_model=drafter)
+    wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    wanted["output_hidden_states"] = rows < 3
+    ours, heard = ask(assistant_model=drafter, **(wanted if outputs else {}))
     assert heard == told
     if not outputs:
-        assert torch.equal(ours, plain)
+        assert torch.equal(ours, sequences)
         return
     assert torch.equal(ours.sequences, plain.sequences)
     made = [row.committed for row in ours.figures.rows or [ours.figures]]

@@ -110,7 +110,7 @@ def test_an_upload_that_broke_off_sends_only_what_is_missing(hub, checkpoint, tm
     hub.requests.clear()
     published(*arguments)
     sent = {line.removeprefix("PUT /lfs/") for line in hub.stored()}
-    assert len(arrived) == 2 and sent and not sent & arrived and sent | arrived == set(hub.blobs)
+    assert len(arrived) >= 2 and sent and not sent & arrived and sent | arrived == set(hub.blobs)
     loaded = LiLiCorrModel.from_pretrained("someone/drafter", cache_dir=tmp_path)
     assert_same_weights(loaded, tiny_drafter())
 

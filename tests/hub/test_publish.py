@@ -1,6 +1,7 @@
 """`lilicorr publish` against a Hub on loopback, and what it uploads in processes without this package."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def test_a_dry_run_lists_exactly_what_is_uploaded_and_asks_nothing(hub, checkpoi
 def test_a_dry_run_works_offline(checkpoint, tmp_path):
     command = [sys.executable, "-m", "lilicorr", "publish", str(checkpoint), "someone/drafter", "--dry-run"]
     environment = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9", "HOME": str(tmp_path), "PATH": ""}
+    environment |= {name: value for name, value in os.environ.items() if name == "USE_HUB_KERNELS"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0 and "  model.safetensors\n" in done.stdout, done.stderr
     done = subprocess.run(command[:-1], env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=300)

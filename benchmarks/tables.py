@@ -29,12 +29,11 @@ def main(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if a table differs.")] = False,
 ) -> None:
     """Write every table anew."""
-    stale = [page for page in PAGES if (made := filled(page.read_text("utf-8"))) != page.read_text("utf-8")]
+    made = {page: filled(page.read_text("utf-8")) for page in PAGES}
+    stale = [page for page, text in made.items() if text != page.read_text("utf-8")]
     for page in stale:
-        made = filled(page.read_text("utf-8"))
         if not check:
-            write_text(page, made)
-    for page in stale:
+            write_text(page, made[page])
         print(f"{page.relative_to(ROOT)} {'differs from its results' if check else 'written'}")
     raise SystemExit(1 if check and stale else 0)
 
@@ -53,7 +52,7 @@ def speeds(folder: Path) -> str:
     rows = {row["arm"]: row for row in read_rows("end_to_end", folder) if row["set"] == "all"}
     lines = []
     for arm, name in ARMS.items():
-        row, mark = rows[arm], "**" if "**" in ARMS[arm] else ""
+        row, mark = rows[arm], "**" if "**" in name else ""
         figures = (f"{float(row['tokens_per_second']):.1f}", f"{float(row['to_plain']):.2f}×")
         passes = f"{float(row['tokens_per_pass']):.2f}"
         equal = "" if arm == "plain" else f"{row['equal']} of {row['answers']}"

@@ -163,3 +163,35 @@ def test_fp16_that_overflows_is_told_once_with_what_to_do(llama, new_drafter, pr
     sound = new_drafter(llama, "none", decoding=decoding)
     llama.generate(prompt(6), max_new_tokens=8, do_sample=False, assistant_model=sound)
     assert told == []
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 7, 20])
+def test_a_draft_is_no_longer_than_its_tree_can_be_deep(llama, new_drafter, prompt, monkeypatch, nodes):
+    drafter, asked = new_drafter(llama, "lilicorr", max_nodes=nodes, lookup=False), []
+    draft = drafter.draft
+    monkeypatch.setattr(
+        drafter, "draft", lambda *given, **more: asked.append(more["num_slots"]) or draft(*given, **more)
+    )
+    llama.generate(prompt(6), max_new_tokens=40, do_sample=False, assistant_model=drafter)
+    assert asked[0] == min(nodes, drafter.config.num_slots) and set(asked) == {asked[0]}
+
+
+def test_few_rows_are_multiplied_the_other_way_round_while_a_tree_is_drafted_and_verified(
+    llama, llama_drafter, prompt, monkeypatch
+):
+    taken = []
+
+    def noted(layer, x):
+        taken.append((layer, x.shape[1]))
+        return torch.nn.functional.linear(x, layer.weight, layer.bias)
+
+    monkeypatch.setattr("lilicorr.kernels.few_rows.multiplies_few_rows", lambda: True)
+    monkeypatch.setattr("lilicorr.kernels.few_rows.few_rows_linear", noted)
+    plain = llama.generate(prompt(9), max_new_tokens=12, do_sample=False)
+    assert not taken
+    ours = llama.generate(prompt(9), max_new_tokens=12, do_sample=False, assistant_model=llama_drafter)
+    assert torch.equal(ours, plain)
+    layers = {layer for layer, _ in taken}
+    assert llama.lm_head in layers and llama_drafter.fc in layers
+    assert 9 not in {rows for layer, rows in taken if layer is llama.lm_head or layer in set(llama.model.modules())}
+    assert all("forward" not in vars(layer) for layer in layers)

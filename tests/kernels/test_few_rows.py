@@ -7,7 +7,9 @@ from torch import nn
 
 
 @pytest.fixture(autouse=True)
-def no_gradients():
+def where_it_gains(monkeypatch):
+    """No gradients, and MKL whether it is there or not."""
+    monkeypatch.setattr("lilicorr.kernels.few_rows.multiplies_few_rows", lambda: True)
     with torch.no_grad():
         yield
 
@@ -82,3 +84,8 @@ def test_compiled_models_are_left_alone():
     by_method.compile()
     by_forward.forward = torch.compile(by_forward.forward)
     assert FewRows(by_method, by_forward)._layers == []
+
+
+def test_without_mkl_no_layer_is_touched(monkeypatch):
+    monkeypatch.setattr("lilicorr.kernels.few_rows.multiplies_few_rows", lambda: False)
+    assert FewRows(nn.Linear(4, 4))._layers == []
